@@ -19,9 +19,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        os.chmod(temporary, 0o666 & ~_umask())
+        temporary.chmod(0o666 & ~_umask())
         _fsync(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
         _fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
@@ -59,8 +59,8 @@ def replace_tree(source: Path, destination: Path) -> None:
     aside: Path | None = None
     if destination.exists() or destination.is_symlink():
         aside = Path(tempfile.mkdtemp(dir=source.parent, prefix=".replaced-")) / destination.name
-        os.replace(destination, aside)
-    os.replace(source, destination)
+        destination.replace(aside)
+    source.replace(destination)
     _fsync(destination.parent)
     if aside is not None:
         shutil.rmtree(aside.parent, ignore_errors=True)

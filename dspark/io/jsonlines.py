@@ -28,7 +28,9 @@ def read_jsonlines(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield strict_loads(line)
             except ValueError as reason:
-                raise DataError(f"{path}:{number}: not valid JSON: {reason}", "make it again with `dspark run`") from None
+                raise DataError(
+                    f"{path}:{number}: not valid JSON: {reason}", "make it again with `dspark run`"
+                ) from None
 
 
 def write_jsonlines(path: Path, rows: Iterable[Any]) -> int:

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from dspark.errors import Interrupted
 
 _stop = threading.Event()
@@ -77,17 +79,20 @@ class EventProgress(Progress):
         self._at_start = 0
         self._written = 0.0
 
+    @override
     def start(self, task: str, total: int, done: int = 0, unit: str = "steps") -> None:
         self._task, self._total, self._done, self._unit = task, total, done, unit
         self._started, self._at_start = time.monotonic(), done
         self._write(event="start")
 
+    @override
     def advance(self, count: int = 1, **fields: Any) -> None:
         self._done += count
         if self._done >= self._total or time.monotonic() - self._written >= self._interval:
             self._write(event="progress", **fields)
         super().advance(count)
 
+    @override
     def note(self, message: str) -> None:
         self._write(event="note", message=message)
 

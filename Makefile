@@ -1,0 +1,48 @@
+# Everything a fresh machine needs: Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo demo-large test coverage lint bench clean help
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("dspark needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[pipeline,cpu,humaneval,dev]'
+	touch $@
+
+demo: $(INSTALLED) ## the main job: SmolLM2-135M from prompts to a registered package
+	$(BIN)/dspark run --target smollm2-135m
+
+demo-large: $(INSTALLED) ## the same with the larger settings of the README
+	$(BIN)/dspark run --target smollm2-135m --build smollm2-135m-large
+
+test: $(INSTALLED) ## all tests, with the coverage floors of each room
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --cov=dspark --cov-branch --cov-report=
+	$(MAKE) --no-print-directory coverage
+
+coverage: ## the coverage floors, from the last `make test`
+	$(BIN)/python -m coverage report --skip-covered --fail-under=75
+	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/scheduling/*'
+	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/calibration/*'
+	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/decoding/*'
+	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/package/*'
+
+lint: $(INSTALLED) ## style, types, and the floors between rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(INSTALLED) ## what the speed claims rest on
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean: ## remove the environment and everything that runs made
+	rm -rf $(VENV) .dspark corpora builds profiles targets mlflow dvc.lock
