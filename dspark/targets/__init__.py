@@ -1,0 +1,1 @@
+"""Targets: declare, fetch, check and load the language models to speed up."""
