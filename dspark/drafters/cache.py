@@ -1,0 +1,96 @@
+"""Keys and values of the context, kept between blocks.
+
+A row's context only ever grows by verified positions; rows grow by different counts, so each has its own length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.drafters.config import DrafterConfig
+from dspark.errors import SettingsError
+
+
+@dataclass
+class ContextCache:
+    """Preallocated keys and values of every draft layer.
+
+    Attributes:
+        keys, values: one per layer, [B, kv, capacity, hd]; keys are normed and rotated.
+        lengths: context positions of each row, int64 [B]; also the position of the row's next anchor.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    lengths: Tensor
+
+    @classmethod
+    def empty(
+        cls, config: DrafterConfig, rows: int, capacity: int, *, dtype: torch.dtype, device: torch.device
+    ) -> ContextCache:
+        """A cache without context."""
+        shape = (rows, config.num_key_value_heads, capacity, config.head_dim)
+        # Zeros, not empty memory: a NaN under the mask would still poison the weighted sum.
+        keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        return cls(keys, values, torch.zeros(rows, dtype=torch.int64, device=device))
+
+    @property
+    def capacity(self) -> int:
+        """Context positions a row can hold."""
+        return self.keys[0].shape[2]
+
+    def write(self, layers: list[tuple[Tensor, Tensor]], counts: Tensor) -> None:
+        """Write Q positions behind each row's context and grow row b by counts[b].
+
+        Positions beyond the capacity are dropped as long as the row does not grow into them.
+
+        Args:
+            layers: keys and values of the new positions per layer, [B, kv, Q, hd].
+            counts: int64 [B], 0 <= counts <= Q.
+        Raises:
+            SettingsError: if a count is out of range or a row would outgrow the capacity.
+        """
+        written = layers[0][0].shape[2]
+        counts = counts.to(self.lengths)
+        grown = self.lengths + counts
+        if bool((counts < 0).any()) or bool((counts > written).any()) or int(grown.max()) > self.capacity:
+            raise SettingsError(
+                f"cannot keep {counts.tolist()} of {written} new positions behind {self.lengths.tolist()}: "
+                f"the context cache holds {self.capacity}",
+                "allocate the cache for the longest sequence",
+            )
+        positions = self.lengths.unsqueeze(1) + torch.arange(written, device=self.lengths.device)  # [B, Q]
+        rows, columns = torch.nonzero(positions < self.capacity, as_tuple=True)
+        targets = positions[rows, columns]
+        for index, (keys, values) in enumerate(layers):
+            self.keys[index][rows, :, targets] = keys[rows, :, columns].to(self.keys[index].dtype)
+            self.values[index][rows, :, targets] = values[rows, :, columns].to(self.values[index].dtype)
+        self.lengths = grown
+
+    def read(self) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Keys and values up to the longest row, [B, kv, S, hd] per layer, and what each row sees, bool [B, 1, S]."""
+        longest = int(self.lengths.max()) if self.lengths.numel() else 0
+        visible = torch.arange(longest, device=self.lengths.device) < self.lengths[:, None, None]
+        pairs = zip(self.keys, self.values, strict=True)
+        return [(keys[:, :, :longest], values[:, :, :longest]) for keys, values in pairs], visible
+
+    def select(self, rows: Tensor) -> ContextCache:
+        """A cache of some rows, int64 [n], in that order: sequences that ended are dropped."""
+        return ContextCache(
+            [keys[rows] for keys in self.keys], [values[rows] for values in self.values], self.lengths[rows]
+        )
+
+    def truncate(self, lengths: Tensor) -> None:
+        """Shorten rows to `lengths`, int64 [B]; never lengthens.
+
+        Raises:
+            SettingsError: if a row is shorter than asked for.
+        """
+        lengths = lengths.to(self.lengths)
+        if bool((lengths > self.lengths).any()) or bool((lengths < 0).any()):
+            raise SettingsError(f"cannot shorten rows of {self.lengths.tolist()} positions to {lengths.tolist()}")
+        self.lengths = lengths

@@ -1,0 +1,163 @@
+"""The architecture of one drafter, in one frozen description.
+
+Widths, head geometry, RoPE and vocabulary are the target's; depth, block size, Markov rank and draft vocabulary are
+the recipe's (DSpark, section 3.1; DeepSpec's config.json).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dspark.config.models import DrafterSettings
+from dspark.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dspark.targets.record import TargetRecord
+
+# Their frequencies don't depend on the length of the sequence, so that keys cached early stay valid.
+SUPPORTED_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+class DrafterConfig(BaseModel):
+    """Everything that fixes a drafter's shapes and its forward pass.
+
+    Attributes:
+        gamma: block size: inputs of a block (anchor and masks) and drafted tokens.
+        layers: draft layers.
+        taps: 0-based target layers whose *output* feeds the drafter, ascending; never the last one.
+        rope: the target's `rope_parameters` (with `rope_type` and `rope_theta`).
+        vocab_size: the target's physical vocabulary, V.
+        draft_vocab_size: tokens the drafter may propose, Vd; None: all V.
+        markov_rank: r.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    gamma: int = Field(ge=1)
+    layers: int = Field(ge=1)
+    taps: tuple[int, ...] = Field(min_length=1)
+    mask_token_id: int = Field(ge=0)
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    rms_norm_eps: float = Field(gt=0)
+    rope: dict[str, Any]
+    max_position: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    markov_type: Literal["vanilla"] = "vanilla"
+    markov_rank: int = Field(gt=1)
+    draft_vocab_size: int | None = Field(default=None, gt=1)
+    attention_bias: bool = False
+    target_model_type: str
+    num_target_layers: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DrafterConfig:
+        if list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 0:
+            raise ValueError(f"taps must be ascending, different and not negative, they are {list(self.taps)}")
+        if self.taps[-1] >= self.num_target_layers - 1:
+            raise ValueError(
+                f"tap {self.taps[-1]} is the last of the target's {self.num_target_layers} layers or beyond it; "
+                "the last layer is never a tap (implementations disagree whether its output is normed)"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        if self.head_dim % 2:
+            raise ValueError("head_dim must be even for RoPE")
+        if self.mask_token_id >= self.vocab_size:
+            raise ValueError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
+        if self.draft_vocab_size is not None and self.draft_vocab_size >= self.vocab_size:
+            raise ValueError("draft_vocab_size must be smaller than vocab_size; leave it out for the whole vocabulary")
+        _check_rope(self.rope)
+        return self
+
+    @classmethod
+    def of(cls, record: TargetRecord, settings: DrafterSettings) -> DrafterConfig:
+        """The drafter that a recipe asks for on a target.
+
+        A `draft_vocab_size` that is not smaller than the target's vocabulary means the whole vocabulary.
+
+        Raises:
+            SettingsError: if the target has a geometry that the drafter (Qwen3 layers) cannot follow.
+        """
+        text = record.text_config
+        if (activation := text.get("hidden_act", "silu")) not in ("silu", "swish"):
+            raise SettingsError(
+                f"target {record.name}: hidden_act is {activation!r}, the drafter's layers use 'silu'",
+                "use a target of the Llama or Qwen families",
+            )
+        heads = int(text["num_attention_heads"])
+        limited = settings.draft_vocab_size
+        try:
+            return cls(
+                gamma=settings.gamma,
+                layers=settings.layers,
+                taps=record.taps,
+                mask_token_id=record.mask_token_id,
+                hidden_size=record.hidden_size,
+                intermediate_size=text["intermediate_size"],
+                num_attention_heads=heads,
+                num_key_value_heads=text.get("num_key_value_heads") or heads,
+                head_dim=text.get("head_dim") or record.hidden_size // heads,
+                rms_norm_eps=text.get("rms_norm_eps", 1e-6),
+                rope=rope_parameters(text),
+                max_position=record.max_position,
+                vocab_size=record.vocab_physical,
+                markov_type=settings.markov.type,
+                markov_rank=settings.markov.rank,
+                draft_vocab_size=limited if limited is not None and limited < record.vocab_physical else None,
+                attention_bias=bool(text.get("attention_bias", False)),
+                target_model_type=record.model_type,
+                num_target_layers=record.num_layers,
+            )
+        except ValueError as reason:
+            raise SettingsError(f"target {record.name}: no drafter fits it: {reason}") from None
+
+    @property
+    def context_size(self) -> int:
+        """Width of the concatenated taps, m*d."""
+        return len(self.taps) * self.hidden_size
+
+    @property
+    def proposed_vocab_size(self) -> int:
+        """Columns of the draft logits: Vd, or V without a reduced vocabulary."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def geometry(self) -> str:
+        """What the cost of a drafter depends on besides its target: `dspark-g7-l2-r64-v8192`."""
+        return f"dspark-g{self.gamma}-l{self.layers}-r{self.markov_rank}-v{self.proposed_vocab_size}"
+
+
+def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:
+    """RoPE in the one spelling used here, from either spelling of a transformers config.
+
+    Newer configs nest everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`.
+    """
+    nested = text_config.get("rope_parameters") or text_config.get("rope_scaling") or {}
+    rope = {key: value for key, value in nested.items() if value is not None and key != "type"}
+    rope["rope_type"] = nested.get("rope_type") or nested.get("type") or "default"
+    rope.setdefault("rope_theta", text_config.get("rope_theta") or 10000.0)
+    partial = rope.get("partial_rotary_factor", text_config.get("partial_rotary_factor"))
+    if partial is not None and float(partial) != 1.0:
+        rope["partial_rotary_factor"] = float(partial)
+    else:
+        rope.pop("partial_rotary_factor", None)
+    return rope
+
+
+def _check_rope(rope: dict[str, Any]) -> None:
+    kind = rope.get("rope_type")
+    if kind not in SUPPORTED_ROPE:
+        raise ValueError(
+            f"RoPE type {kind!r} is not supported (supported: {', '.join(SUPPORTED_ROPE)}): "
+            "frequencies that change with the length of the sequence would make cached keys wrong"
+        )
+    if float(rope.get("rope_theta", 0)) <= 0:
+        raise ValueError("rope_theta must be positive")
+    if "partial_rotary_factor" in rope:
+        raise ValueError("RoPE on a part of each head is not supported: the drafter's layers rotate whole heads")

@@ -1,0 +1,208 @@
+"""The DSpark drafter: one backbone pass per block, then a Markov chain over its slots.
+
+Slot layout (anchor first): slot 0 holds the anchor, the last committed token x_p; slots 1..gamma-1 hold the mask token;
+slot j predicts x_{p+1+j}. Context is the target's features of positions strictly before p: the target has not run on
+the anchor yet. RoPE positions are absolute: context i at i, slot j at p + j (deepspec.md, section 1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dspark.drafters.backbone import Layer, RMSNorm, Rotary
+from dspark.drafters.cache import ContextCache
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.heads import ConfidenceHead, MarkovHead
+from dspark.errors import SettingsError
+
+INITIAL_STD = 0.02  # of every weight matrix, as in transformers' Qwen3
+
+
+class DSparkDrafter(nn.Module):
+    """A drafter on a frozen target's embedding and LM head.
+
+    Args:
+        config: the architecture.
+        embedding: the target's input embedding, [V, d]; shared, not copied, never trained.
+        head: the target's LM head, [V, d]; shared likewise (a reduced vocabulary gathers its rows).
+        draft_token_ids: target ids that may be proposed, ascending int64 [Vd]; required iff the config has a
+            `draft_vocab_size`.
+        seed: of the random initial weights.
+    Raises:
+        SettingsError: if a shape or the draft vocabulary does not fit the config.
+    """
+
+    embedding: Tensor
+    head: Tensor
+    draft_token_ids: Tensor
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        embedding: Tensor,
+        head: Tensor,
+        draft_token_ids: Tensor | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _check_shapes(config, embedding, head)
+        self.config = config
+        self.fc = nn.Linear(config.context_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.markov_head = MarkovHead(config)
+        self.confidence_head = ConfidenceHead(config)
+        self.rotary = Rotary(config)
+        ids = _check_draft_ids(config, draft_token_ids)
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        rows = head.detach() if config.draft_vocab_size is None else head.detach()[ids.to(head.device)]
+        self.register_buffer("head", rows, persistent=False)
+        self.register_buffer("draft_token_ids", ids, persistent=False)
+        self._initialise(seed)
+
+    # ------------------------------------------------------------ one-shot form
+
+    def project(self, features: Tensor) -> Tensor:
+        """Context C = RMSNorm(fc(F)) of concatenated taps [..., m*d], [..., d]; the same C feeds every layer."""
+        context: Tensor = self.hidden_norm(self.fc(features))
+        return context
+
+    def block_hidden(
+        self,
+        block_ids: Tensor,
+        context: Tensor,
+        context_positions: Tensor,
+        block_positions: Tensor,
+        visible: Tensor,
+    ) -> Tensor:
+        """Normed hidden states h of many isolated blocks per row.
+
+        Args:
+            block_ids: input ids, int64 [B, N, K] (see `block_inputs`).
+            context: projected context, [B, S, d].
+            context_positions: absolute positions of the context, int64 [B, S].
+            block_positions: absolute positions of the slots, int64 [B, N, K].
+            visible: context positions that a block sees, bool [B, N, S]: those before its anchor, no padding.
+        Returns:
+            h, [B, N, K, d]: the input of LM head, Markov head and confidence head.
+        """
+        rotation = self.rotary(context_positions)
+        contexts = [layer.self_attn.keys_values(context, rotation) for layer in self._layers()]
+        return self._blocks(block_ids, contexts, block_positions, visible)
+
+    def block_inputs(self, anchor_ids: Tensor) -> Tensor:
+        """Input ids of blocks that start at the anchors [...]: anchor, then masks; int64 [..., gamma]."""
+        masks = anchor_ids.unsqueeze(-1).expand(*anchor_ids.shape, self.config.gamma - 1)
+        return torch.cat([anchor_ids.unsqueeze(-1), torch.full_like(masks, self.config.mask_token_id)], dim=-1)
+
+    # ------------------------------------------------------------ incremental form
+
+    def new_cache(self, rows: int, capacity: int) -> ContextCache:
+        """An empty cache for `rows` sequences of at most `capacity` context positions, in the drafter's dtype."""
+        weight = self.fc.weight
+        return ContextCache.empty(self.config, rows, capacity, dtype=weight.dtype, device=weight.device)
+
+    def extend(self, cache: ContextCache, features: Tensor, counts: Tensor) -> None:
+        """Add the target's features of newly verified positions.
+
+        All Q positions of a row are written behind its context, then the row grows by counts[b] <= Q only: features of
+        rejected positions lie beyond its end, unseen, until the next call overwrites them.
+
+        Args:
+            features: concatenated taps, [B, Q, m*d].
+            counts: positions to keep per row, int64 [B].
+        Raises:
+            SettingsError: if a row would grow beyond the cache's capacity.
+        """
+        context = self.project(features.to(self.fc.weight.dtype))
+        steps = torch.arange(features.shape[1], device=features.device)
+        positions = cache.lengths.unsqueeze(1) + steps  # [B, Q]
+        rotation = self.rotary(positions)
+        cache.write([layer.self_attn.keys_values(context, rotation) for layer in self._layers()], counts)
+
+    def block_from_cache(self, anchor_ids: Tensor, cache: ContextCache) -> Tensor:
+        """h of one block per row; row b's anchor stands at position cache.lengths[b].
+
+        Args:
+            anchor_ids: int64 [B].
+        Returns:
+            [B, gamma, d].
+        """
+        contexts, visible = cache.read()
+        slots = torch.arange(self.config.gamma, device=anchor_ids.device)
+        positions = cache.lengths[:, None, None] + slots
+        return self._blocks(self.block_inputs(anchor_ids).unsqueeze(1), contexts, positions, visible).squeeze(1)
+
+    # ------------------------------------------------------------ heads
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """U = LM head on h [..., d], float32 [..., Vd]."""
+        return functional.linear(hidden, self.head.to(hidden.dtype)).float()
+
+    def markov_bias(self, previous_ids: Tensor) -> Tensor:
+        """B of previous tokens (target ids) [...], float32 [..., Vd]; draft logits are U + B."""
+        return self.markov_head.bias(self.markov_head.embed(previous_ids)).float()
+
+    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
+        """Confidence logits of slots with states [..., d] and previous tokens [...], float32 [...]."""
+        logits: Tensor = self.confidence_head(hidden, self.markov_head.embed(previous_ids))
+        return logits
+
+    def to_target_ids(self, draft_index: Tensor) -> Tensor:
+        """Target ids of columns of the draft logits."""
+        return draft_index if self.config.draft_vocab_size is None else self.draft_token_ids[draft_index]
+
+    # ------------------------------------------------------------ inside
+
+    def _blocks(
+        self, block_ids: Tensor, contexts: list[tuple[Tensor, Tensor]], positions: Tensor, visible: Tensor
+    ) -> Tensor:
+        x = functional.embedding(block_ids, self.embedding).to(self.fc.weight.dtype)
+        rotation = self.rotary(positions)
+        for layer, context in zip(self._layers(), contexts, strict=True):
+            x = layer(x, context, rotation, visible)
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+    def _layers(self) -> Iterator[Layer]:
+        for layer in self.layers:
+            if isinstance(layer, Layer):
+                yield layer
+
+    @torch.no_grad()
+    def _initialise(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if name.endswith(".bias"):
+                parameter.zero_()
+            elif parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * INITIAL_STD)
+        self.markov_head.reset_constant_channel()
+
+
+def _check_shapes(config: DrafterConfig, embedding: Tensor, head: Tensor) -> None:
+    for name, tensor in (("embedding", embedding), ("head", head)):
+        if tuple(tensor.shape) != (config.vocab_size, config.hidden_size):
+            raise SettingsError(
+                f"the target's {name} is {list(tensor.shape)}, the drafter expects "
+                f"[{config.vocab_size}, {config.hidden_size}]",
+                "the drafter belongs to another target",
+            )
+
+
+def _check_draft_ids(config: DrafterConfig, ids: Tensor | None) -> Tensor:
+    if config.draft_vocab_size is None:
+        if ids is not None:
+            raise SettingsError("draft_token_ids were given, but the drafter has the whole vocabulary")
+        return torch.empty(0, dtype=torch.int64)
+    if ids is None or ids.dtype != torch.int64 or tuple(ids.shape) != (config.draft_vocab_size,):
+        raise SettingsError(f"draft_token_ids must be int64 [{config.draft_vocab_size}]")
+    if bool((ids[1:] <= ids[:-1]).any()) or int(ids[0]) < 0 or int(ids[-1]) >= config.vocab_size:
+        raise SettingsError(f"draft_token_ids must be ascending, different and in [0, {config.vocab_size})")
+    return ids

@@ -1,0 +1,67 @@
+"""The sequential heads: the Markov bias and the confidence (DSpark, section 3.1).
+
+With a reduced draft vocabulary channel 0 of the Markov head is a constant: W1[:, 0] = 1 for every previous token and
+W2[v, 0] = 0 for every draft token v. It costs one of the r channels and buys a full-vocabulary checkpoint that every
+engine loads: there W2[v, 0] of the other tokens is very negative, so that they are never proposed (`checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dspark.drafters.config import DrafterConfig
+
+
+class MarkovHead(nn.Module):
+    """B = W2 W1[previous token], rank r; the "vanilla" head.
+
+    Attributes:
+        markov_w1: [V, r], indexed by target ids (a previous token can be any, the anchor is the target's).
+        markov_w2: [Vd, r], one row per token that may be proposed.
+    """
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
+        self.markov_w2 = nn.Linear(config.markov_rank, config.proposed_vocab_size, bias=False)
+        self.constant_channel = config.draft_vocab_size is not None
+
+    def embed(self, previous_ids: Tensor) -> Tensor:
+        """W1 rows of target ids [...], [..., r]; channel 0 is exactly 1 with a reduced vocabulary."""
+        rows: Tensor = self.markov_w1(previous_ids)
+        if not self.constant_channel:
+            return rows
+        # Not the stored column, which thereby gets no gradient.
+        return torch.cat([torch.ones_like(rows[..., :1]), rows[..., 1:]], dim=-1)
+
+    def bias(self, embedded: Tensor) -> Tensor:
+        """Logit bias of rows made by `embed`, [..., Vd]."""
+        if not self.constant_channel:
+            return functional.linear(embedded, self.markov_w2.weight)
+        return functional.linear(embedded[..., 1:], self.markov_w2.weight[:, 1:])
+
+    @torch.no_grad()
+    def reset_constant_channel(self) -> None:
+        """Write the constants into the parameters, so that what is stored is what is computed."""
+        if self.constant_channel:
+            self.markov_w1.weight[:, 0] = 1
+            self.markov_w2.weight[:, 0] = 0
+
+
+class ConfidenceHead(nn.Module):
+    """One logit per slot from [h ; W1[previous]]: P(this draft token survives | those before it survived)."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        # The paper's equation has no bias; DeepSpec's code has, and every engine reads one.
+        self.proj = nn.Linear(config.hidden_size + config.markov_rank, 1)
+
+    def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Logits of states [..., d] and Markov rows [..., r], [...] in float32."""
+        # One column: float32 costs nothing, and calibration divides these logits by temperatures.
+        with torch.autocast(hidden.device.type, enabled=False):
+            joined = torch.cat([hidden.float(), embedded.float()], dim=-1)
+            bias = self.proj.bias.float()
+            return functional.linear(joined, self.proj.weight.float(), bias).squeeze(-1)
