@@ -1,0 +1,157 @@
+"""Values from several layers merged into one tree that remembers where each leaf came from.
+
+Later layers win: built-in < `params.yaml` < recipe < build YAML < environment `DSPARK_<SECTION>__<KEY>` < flag
+`--set section.key=value`. Lists are replaced, mappings are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from dspark.config.declared import Mistake, suggestion
+from dspark.io.yamlfile import key_line
+
+Keys = tuple[str, ...]
+ENVIRONMENT_PREFIX = "DSPARK_"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from.
+
+    Args:
+        layer: `built-in`, `params.yaml`, `recipe`, `build`, `environment` or `flag`.
+        source: the file as messages show it, the variable or the flag.
+        path: the YAML file, to look up lines in; None for variables and flags.
+        prefix: keys of the file under which the merged tree starts.
+    """
+
+    layer: str
+    source: str
+    path: Path | None = None
+    prefix: Keys = ()
+
+    def at(self, keys: Sequence[str]) -> str:
+        """`file:line` of a key, or the variable or flag."""
+        if self.path is None:
+            return self.source
+        line = key_line(self.path, *self.prefix, *keys)
+        return f"{self.source}:{line}" if line else self.source
+
+
+BUILT_IN = Origin("built-in", "built-in")
+
+
+@dataclass
+class Layered:
+    """A tree of settings and, for every leaf, its origin."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Keys, Origin] = field(default_factory=dict)
+
+    def merge(self, values: Mapping[str, Any], origin: Origin) -> None:
+        """Lay `values` over what is there."""
+        self._merge(self.tree, values, origin, ())
+
+    def origin(self, keys: Sequence[str]) -> Origin:
+        """The origin of a key, or of the nearest key above or below it; built-in if nothing was declared."""
+        wanted = tuple(keys)
+        for length in range(len(wanted), 0, -1):
+            if wanted[:length] in self.origins:
+                return self.origins[wanted[:length]]
+        below = [origin for known, origin in self.origins.items() if known[: len(wanted)] == wanted]
+        return below[-1] if below else BUILT_IN
+
+    def where(self, keys: Sequence[str]) -> str:
+        """`file:line`, variable or flag that a message about `keys` should name."""
+        return self.origin(keys).at(keys)
+
+    def _merge(self, tree: dict[str, Any], values: Mapping[str, Any], origin: Origin, above: Keys) -> None:
+        for key, value in values.items():
+            keys = (*above, key)
+            if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+                self._merge(tree[key], value, origin, keys)
+                continue
+            self._forget(keys)
+            if isinstance(value, Mapping) and value:
+                tree[key] = {}
+                self._merge(tree[key], value, origin, keys)
+            else:
+                tree[key] = value
+                self.origins[keys] = origin
+
+    def _forget(self, keys: Keys) -> None:
+        for known in [known for known in self.origins if known[: len(keys)] == keys]:
+            del self.origins[known]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One value from the environment or a flag."""
+
+    keys: Keys
+    value: Any
+    origin: Origin
+
+    def tree(self) -> dict[str, Any]:
+        """The value inside its nested mappings."""
+        result: Any = self.value
+        for key in reversed(self.keys):
+            result = {key: result}
+        return dict(result)
+
+
+def flag_overrides(flags: Iterable[str], sections: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
+    """Parse `section.key=value` flags; values are YAML (`3`, `1e-3`, `[a, b]`, `null`)."""
+    found: list[Override] = []
+    mistakes: list[Mistake] = []
+    for flag in flags:
+        name, separator, text = flag.partition("=")
+        keys = tuple(name.strip().split("."))
+        source = f"--set {flag}"
+        if not separator or not all(keys):
+            mistakes.append(Mistake(source, "expected section.key=value", "for instance --set training.steps=500"))
+            continue
+        _collect(keys, text, Origin("flag", source), sections, found, mistakes)
+    return found, mistakes
+
+
+def environment_overrides(
+    environment: Mapping[str, str], sections: Sequence[str]
+) -> tuple[list[Override], list[Mistake]]:
+    """Parse `DSPARK_<SECTION>__<KEY>` variables; further keys follow after more double underscores."""
+    found: list[Override] = []
+    mistakes: list[Mistake] = []
+    for variable in sorted(environment):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or "__" not in variable:
+            continue
+        keys = tuple(variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
+        _collect(keys, environment[variable], Origin("environment", variable), sections, found, mistakes)
+    return found, mistakes
+
+
+def _collect(
+    keys: Keys,
+    text: str,
+    origin: Origin,
+    sections: Sequence[str],
+    found: list[Override],
+    mistakes: list[Mistake],
+) -> None:
+    if keys[0] not in sections or len(keys) < 2:
+        hint = suggestion(keys[0], sections, "sections: " + ", ".join(sections))
+        what = f"unknown section {keys[0]!r}" if keys[0] not in sections else f"a key of {keys[0]!r} is missing"
+        mistakes.append(Mistake(origin.source, what, hint))
+        return
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as reason:
+        mistakes.append(Mistake(origin.source, f"value is not valid YAML: {getattr(reason, 'problem', reason)}"))
+        return
+    found.append(Override(keys, value, origin))

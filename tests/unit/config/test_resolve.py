@@ -1,0 +1,264 @@
+"""Builds from declarations: precedence, origins, and every mistake at once with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dspark.config.declared import Mistakes
+from dspark.config.resolve import build_names, resolve
+from dspark.errors import SettingsError
+
+
+def write(root: Path, path: str, text: str) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(
+        tmp_path,
+        "params.yaml",
+        "defaults:\n  domains: [math, code]\n  recipe: dspark\n  serving_profiles: [cpu]\n"
+        "training:\n  steps: 111\n  seed: 4\nprompts:\n  per_domain: 7\n",
+    )
+    for domain in ("math", "code", "chat"):
+        write(tmp_path, f"pipeline/domains/{domain}.yaml", "source: {kind: jsonl, path: rows.jsonl}\n")
+    write(tmp_path, "pipeline/domains/math.templates.yaml", "- anything\n")
+    for target in ("small", "large"):
+        write(tmp_path, f"pipeline/targets/{target}.yaml", f"name: {target}\nsource: {{kind: folder, path: /x}}\n")
+    write(
+        tmp_path,
+        "pipeline/recipes/dspark.yaml",
+        "name: dspark\ndrafter:\n  layers: 3\n  markov: {rank: 8}\ntraining:\n  steps: 222\n  learning_rate: 1e-5\n",
+    )
+    write(tmp_path, "serving_profiles/cpu.yaml", "engine: reference\naccess: local\n")
+    return tmp_path
+
+
+def build_file(root: Path, text: str, name: str = "mine") -> None:
+    write(root, f"pipeline/builds/{name}.yaml", text)
+
+
+def test_a_target_without_a_build_file_gets_a_build_of_its_name_from_the_defaults(root: Path) -> None:
+    chosen = resolve(root, target="small").chosen
+    assert (chosen.name, chosen.build.target.name, chosen.build.corpus.name) == ("small", "small", "small")
+    assert chosen.build.corpus.domains == ("math", "code")
+    assert not chosen.declared
+
+
+def test_each_layer_wins_over_the_ones_below_it(root: Path) -> None:
+    """params 111 < recipe 222 < build 333 < environment 444 < flag 555, peeled off one by one."""
+    build_file(root, "target: small\ntraining:\n  steps: 333\n")
+    variables = {"DSPARK_TRAINING__STEPS": "444"}
+
+    def steps(flags: tuple[str, ...] = (), environment: dict[str, str] | None = None) -> int:
+        return resolve(root, build="mine", flags=flags, environment=environment).chosen.build.training.steps
+
+    assert steps(("training.steps=555",), variables) == 555
+    assert steps((), variables) == 444
+    assert steps() == 333
+    build_file(root, "target: small\n")
+    assert steps() == 222
+    write(root, "pipeline/recipes/dspark.yaml", "name: dspark\n")
+    assert steps() == 111
+    write(root, "params.yaml", "defaults: {domains: [math], recipe: dspark, serving_profiles: [cpu]}\n")
+    assert steps() == 3000  # the built-in default of TrainingSettings
+
+
+def test_nested_mappings_are_merged_key_by_key_and_lists_are_replaced(root: Path) -> None:
+    build_file(root, "target: small\ndrafter: {gamma: 5}\ndomains: [chat]\n")
+    build = resolve(root, build="mine", flags=("drafter.markov.rank=16",)).chosen.build
+    assert (build.drafter.gamma, build.drafter.layers, build.drafter.markov.rank) == (5, 3, 16)
+    assert build.corpus.domains == ("chat",)
+
+
+def test_every_value_remembers_where_it_came_from(root: Path) -> None:
+    build_file(root, "target: small\ntraining:\n  seed: 9\n")
+    settings = resolve(root, build="mine", flags=("export.onnx=false",), environment={"DSPARK_DRAFTER__GAMMA": "3"})
+    where = settings.chosen.settings.where
+    assert where(["training", "seed"]) == "pipeline/builds/mine.yaml:3"
+    assert where(["training", "steps"]) == "pipeline/recipes/dspark.yaml:6"
+    assert where(["prompts", "per_domain"]) == "params.yaml:9"
+    assert where(["drafter", "gamma"]) == "DSPARK_DRAFTER__GAMMA"
+    assert where(["export", "onnx"]) == "--set export.onnx=false"
+    assert where(["evaluation", "seed"]) == "built-in"
+    assert where(["recipe"]) == "params.yaml:3"
+
+
+def test_numbers_are_read_as_yaml_1_2_everywhere(root: Path) -> None:
+    """YAML 1.1 readers take `1e-5` for text."""
+    assert resolve(root, target="small").chosen.build.training.learning_rate == 1e-5
+    flagged = resolve(root, target="small", flags=("training.learning_rate=2e-4",)).chosen.build
+    assert flagged.training.learning_rate == 2e-4
+
+
+def test_all_mistakes_are_raised_at_once_with_file_and_line(root: Path) -> None:
+    build_file(
+        root,
+        "target: smal\nrecipe: dspark-rn\ndomains: [math, cod]\ntrainning: {}\ntraining:\n  stepz: 3\n  seed: x\n",
+    )
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, build="mine", flags=("nope=1", "export.onnx_opset=99"), environment={"DSPARK_TRAIN__STEPS": "1"})
+    found = {mistake.where: mistake for mistake in caught.value.mistakes}
+    assert found.keys() >= {
+        "pipeline/builds/mine.yaml:1",
+        "pipeline/builds/mine.yaml:2",
+        "pipeline/builds/mine.yaml:3",
+        "pipeline/builds/mine.yaml:4",
+        "pipeline/builds/mine.yaml:6",
+        "pipeline/builds/mine.yaml:7",
+        "--set nope=1",
+        "DSPARK_TRAIN__STEPS",
+    }
+    assert "did you mean 'small'?" in found["pipeline/builds/mine.yaml:1"].hint
+    assert "did you mean 'dspark'?" in found["pipeline/builds/mine.yaml:2"].hint
+    assert "did you mean 'code'?" in found["pipeline/builds/mine.yaml:3"].hint
+    assert "did you mean 'training'?" in found["pipeline/builds/mine.yaml:4"].hint
+    assert "did you mean 'steps'?" in found["pipeline/builds/mine.yaml:6"].hint
+    assert "did you mean 'training'?" in found["DSPARK_TRAIN__STEPS"].hint
+
+
+def test_a_mistake_in_a_flag_or_variable_names_it(root: Path) -> None:
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small", flags=("training.stepz=3",), environment={"DSPARK_EXPORT__ONNX_OPSET": "99"})
+    assert {mistake.where for mistake in caught.value.mistakes} == {
+        "--set training.stepz=3",
+        "DSPARK_EXPORT__ONNX_OPSET",
+    }
+
+
+def test_one_mistake_reads_as_one_line_and_its_hint(root: Path) -> None:
+    build_file(root, "target: small\nrecipe: dspark-rn\n")
+    with pytest.raises(SettingsError) as caught:
+        resolve(root, build="mine")
+    assert caught.value.message == "pipeline/builds/mine.yaml:2: recipe 'dspark-rn' does not exist"
+    assert caught.value.hint == "did you mean 'dspark'?  all recipes: dspark"
+
+
+def test_mistakes_inside_a_recipe_and_a_target_are_found_with_their_lines(root: Path) -> None:
+    write(root, "pipeline/recipes/dspark.yaml", "name: dspark\ndrafter:\n  markov:\n    rnk: 3\n")
+    write(root, "pipeline/targets/small.yaml", "name: small\nsource:\n  kind: folder\n  pth: /x\n")
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small")
+    text = str(caught.value)
+    assert "pipeline/recipes/dspark.yaml:4: unknown key 'drafter.markov.rnk'" in text
+    assert "did you mean 'rank'?" in text
+    assert "pipeline/targets/small.yaml:4: unknown key 'source.pth'" in text
+    assert "did you mean 'path'?  known: kind, path" in text
+
+
+def test_two_builds_that_give_one_corpus_different_settings_are_both_named(root: Path) -> None:
+    build_file(root, "target: small\ncorpus: shared\n", "one")
+    build_file(root, "target: small\ncorpus: shared\nresponses: {max_new_tokens: 5}\n", "two")
+    with pytest.raises(SettingsError, match=r"'one' and 'two' name one corpus, 'shared'.*responses"):
+        resolve(root, build="one")
+
+
+def test_two_builds_may_share_a_corpus_of_equal_settings(root: Path) -> None:
+    build_file(root, "target: small\ncorpus: shared\n", "one")
+    build_file(root, "target: small\ncorpus: shared\ntraining: {steps: 5}\n", "two")
+    assert resolve(root, build="one").chosen.build.corpus == resolve(root, build="two").chosen.build.corpus
+
+
+def test_flags_concern_the_chosen_build_only(root: Path) -> None:
+    pipeline = resolve(root, target="small", flags=("drafter.gamma=2",))
+    assert pipeline.chosen.build.drafter.gamma == 2
+    assert pipeline.builds["small"].build.drafter.gamma == 2
+    assert pipeline.builds["large"].build.drafter.gamma == 7
+
+
+def test_a_broken_build_does_not_stand_in_the_way_of_another(root: Path) -> None:
+    build_file(root, "target: nowhere\n", "broken")
+    pipeline = resolve(root, target="small")
+    assert "broken" not in pipeline.builds
+    assert "nowhere" in str(pipeline.broken["broken"])
+
+
+def test_a_build_of_another_target_is_not_run_under_the_wrong_name(root: Path) -> None:
+    build_file(root, "target: large\n")
+    with pytest.raises(SettingsError, match="is for target 'large', not 'small'"):
+        resolve(root, target="small", build="mine")
+    assert resolve(root, target="large", build="mine").chosen.name == "mine"
+
+
+@pytest.mark.parametrize(("options", "near"), [({"target": "smal"}, "small"), ({"build": "larg"}, "large")])
+def test_an_unknown_name_suggests_the_one_that_was_meant(root: Path, options: dict[str, str], near: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve(root, **options)
+    assert f"did you mean {near!r}?" in caught.value.hint
+
+
+def test_naming_nothing_asks_for_a_target(root: Path) -> None:
+    with pytest.raises(SettingsError, match="which build"):
+        resolve(root)
+
+
+def test_a_name_that_contradicts_its_file_is_refused(root: Path) -> None:
+    build_file(root, "name: other\ntarget: small\n")
+    with pytest.raises(SettingsError, match="named as its file"):
+        resolve(root, build="mine")
+    write(root, "pipeline/recipes/dspark.yaml", "name: other\n")
+    with pytest.raises(SettingsError, match=r"recipes/dspark.yaml:1: name is 'other'"):
+        resolve(root, target="small")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("target: small\ndomains: math\n", "expected a list of names"),
+        ("target: small\ndomains: [math, math]\n", "names something twice"),
+        ("target: small\ndomains: []\n", "at least one is needed"),
+        ("target: 3\n", "expected the name of a target"),
+        ("target: small\ntraining: 3\n", "training: expected `key: value` lines"),
+        ("- target\n", "expected `key: value` lines, found a list"),
+        ("target: [\n", "not valid YAML"),
+        ("target: small\ncorpus: No Name\n", "corpus.name: string should match"),
+    ],
+)
+def test_malformed_builds_are_refused_with_the_file(root: Path, text: str, said: str) -> None:
+    build_file(root, text)
+    with pytest.raises(SettingsError) as caught:
+        resolve(root, build="mine")
+    assert said in caught.value.message
+    assert "pipeline/builds/mine.yaml" in caught.value.message
+
+
+def test_mistakes_in_params_are_found(root: Path) -> None:
+    write(root, "params.yaml", "defaults: {domain: [math], recipe: dspark, serving_profiles: [cpu]}\ntrainin: {}\n")
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small")
+    text = str(caught.value)
+    assert "params.yaml:1: unknown key 'defaults.domain'" in text
+    assert "params.yaml:2: unknown key 'trainin'" in text
+    assert "domains: at least one is needed" in text
+
+
+def test_files_of_templates_are_no_declarations(root: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve(root, target="small", flags=())  # resolves
+        build_file(root, "target: small\ndomains: [maths]\n")
+        resolve(root, build="mine")
+    assert "math.templates" not in caught.value.hint
+
+
+def test_every_target_and_every_build_file_is_a_build(root: Path) -> None:
+    build_file(root, "target: small\n")
+    assert build_names(root) == ["large", "mine", "small"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("training", "expected section.key=value"),
+        ("training.=3", "expected section.key=value"),
+        ("training=3", "a key of 'training' is missing"),
+        ("training.steps=[", "not valid YAML"),
+    ],
+)
+def test_malformed_flags_are_refused(root: Path, flag: str, said: str) -> None:
+    with pytest.raises(Mistakes, match=said.replace("[", r"\[")):
+        resolve(root, target="small", flags=(flag,))
