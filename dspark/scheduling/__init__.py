@@ -1,0 +1,28 @@
+"""How many drafted tokens are worth verifying: survival, the engine's cost curve and the prefix scheduler.
+
+NumPy and pydantic only, so that it runs inside any engine:
+
+    from dspark.scheduling import PrefixScheduler
+"""
+
+from dspark.scheduling.config import CalibrationKey, SchedulerConfig, Temperatures, read_scheduler, write_scheduler
+from dspark.scheduling.cost import CostCurve, IsotonicRepair, isotonic
+from dspark.scheduling.delayed import DelayedPrefixScheduler
+from dspark.scheduling.prefix import Plan, PrefixScheduler
+from dspark.scheduling.survival import confidences, prefix_survival
+
+__all__ = [
+    "CalibrationKey",
+    "CostCurve",
+    "DelayedPrefixScheduler",
+    "IsotonicRepair",
+    "Plan",
+    "PrefixScheduler",
+    "SchedulerConfig",
+    "Temperatures",
+    "confidences",
+    "isotonic",
+    "prefix_survival",
+    "read_scheduler",
+    "write_scheduler",
+]
