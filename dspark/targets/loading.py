@@ -1,7 +1,7 @@
 """A loaded target: taps and final hidden states of a forward pass, logits on demand.
 
-Taps are captured by forward hooks on the decoder layers (output of layer k, 0-based: transformers' hidden_states[k + 1]).
-Nothing but the tapped layers' outputs is kept, and no logits are computed unless asked for.
+Taps are captured by forward hooks on the decoder layers: the output of layer k, 0-based, which transformers calls
+hidden_states[k + 1]. Nothing but the tapped layers' outputs is kept, and no logits are computed unless asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import PreflightError
+from dspark.targets import attention
 from dspark.targets.record import TargetRecord
 from dspark.targets.template import ChatTemplate
 
@@ -148,7 +149,8 @@ def load_target(
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=getattr(torch, dtype or record.dtype),
-        attn_implementation="sdpa",
+        # On a GPU, masks and grouped heads together fall back to a slow kernel.
+        attn_implementation=attention.register() if torch.device(device).type == "cpu" else "sdpa",
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,

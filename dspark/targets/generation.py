@@ -1,0 +1,170 @@
+"""Plain generation: a batch of prompts in, the target's own continuations out.
+
+What a row says depends on the prompts of its batch, the sampling and the seed, not on when other rows finish: each
+row keeps its own column of the random numbers when finished rows are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dspark.config.models import Sampling
+from dspark.errors import DataError
+from dspark.targets.cache import ColumnCache
+from dspark.targets.loading import Target
+from dspark.targets.sampling import draw
+
+_PREFILL_TOKENS = 8192  # padded prompt tokens per forward pass, which bounds the memory of long prompts
+_DROP_SHARE = 1 / 8  # finished rows are dropped once they are this share of the batch: they cost like the others
+
+
+@dataclass
+class Continuation:
+    """What the target said after one prompt."""
+
+    token_ids: list[int] = field(default_factory=list)  # the end-of-sequence token included
+    finish_reason: Literal["stop", "length"] | None = None  # None only while it is being made
+
+
+@dataclass
+class _Row:
+    number: int  # of its prompt in the batch
+    limit: int
+    said: Continuation = field(default_factory=Continuation)
+
+    def say(self, token: int, eos_token_ids: frozenset[int]) -> bool:
+        """Append a token; True if it was the last."""
+        self.said.token_ids.append(token)
+        if token in eos_token_ids:
+            self.said.finish_reason = "stop"
+        elif len(self.said.token_ids) == self.limit:
+            self.said.finish_reason = "length"
+        return self.said.finish_reason is not None
+
+
+@torch.no_grad()
+def generate(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    on_step: Callable[[int], None] = lambda finished: None,
+) -> list[Continuation]:
+    """Continue a batch of prompts until each reaches an end-of-sequence token or its limit.
+
+    Args:
+        prompts: token ids; all of them make one batch.
+        max_new_tokens: limit per prompt; a prompt near the target's `max_position` gets fewer.
+        seed: of all draws of this batch.
+        on_step: called after every step with the number of prompts finished in it; may raise to stop.
+    Raises:
+        DataError: a prompt that is empty or leaves no room for a token.
+    """
+    room = target.record.max_position
+    for number, prompt in enumerate(prompts):
+        if not 0 < len(prompt) < room:
+            raise DataError(f"prompt {number} of the batch has {len(prompt)} tokens; the target takes 1 to {room - 1}")
+    everyone = [_Row(number, min(max_new_tokens, room - len(prompt))) for number, prompt in enumerate(prompts)]
+    rows = everyone
+    generator = torch.Generator().manual_seed(seed)
+    cache, visible, last_hidden = _prefill(target, prompts, max(row.limit for row in rows))
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=target.device)
+    while True:
+        uniforms = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
+        uniforms = uniforms[[row.number for row in rows]].to(target.device)
+        tokens = draw(target.logits(last_hidden), sampling, uniforms)
+        running = [row.said.finish_reason is None for row in rows]
+        last = [
+            alive and row.say(token, target.eos_token_ids)
+            for row, token, alive in zip(rows, tokens.tolist(), running, strict=True)
+        ]
+        on_step(sum(last))
+        kept = [index for index, row in enumerate(rows) if row.said.finish_reason is None]
+        if not kept:
+            return [row.said for row in everyone]
+        if len(rows) - len(kept) >= _DROP_SHARE * len(rows):
+            rows = [rows[index] for index in kept]
+            chosen = torch.tensor(kept, device=target.device)
+            cache.keep(chosen)
+            visible, positions, tokens = visible[chosen], positions[chosen], tokens[chosen]
+        hidden = target.last_hidden(
+            tokens[:, None],
+            attention_mask=visible[:, None, None, : cache.get_seq_length() + 1],
+            position_ids=positions[:, None],
+            cache=cache,
+        )
+        cache.advance(1)
+        positions = positions + 1
+        last_hidden = hidden[:, 0]
+
+
+def _prefill(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[ColumnCache, Tensor, Tensor]:
+    """Run the prompts; what all of them begin with (a system prompt) is run once.
+
+    Returns:
+        the cache; which of its columns each row may see, bool [B, capacity]; the last hidden states, [B, d].
+    """
+    device, layers, count = target.device, target.record.num_layers, len(prompts)
+    shared = _common_prefix(prompts)
+    width = max(len(prompt) for prompt in prompts) - shared
+    cache = ColumnCache(layers, count, shared + width + new_tokens)
+    if shared:
+        single = ColumnCache(layers, 1, shared)
+        prefix = torch.tensor([list(prompts[0][:shared])], device=device)
+        target.last_hidden(
+            prefix, attention_mask=_causal(shared, 0, device), position_ids=_range(shared, device), cache=single
+        )
+        single.advance(shared)
+        cache.copy_prefix(single)
+    # The rest of the prompts, padded on the left: all of them end in the same column.
+    ids = torch.zeros(count, width, dtype=torch.int64)
+    visible = torch.ones(count, shared + width + new_tokens, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        own = prompt[shared:]
+        ids[row, width - len(own) :] = torch.tensor(own)
+        visible[row, shared : shared + width - len(own)] = False
+    ids, visible = ids.to(device), visible.to(device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    positions = (torch.arange(width, device=device) + lengths[:, None] - width).clamp(min=0)
+    # A padding token sees itself, lest its softmax be over nothing.
+    causal = _causal(width, shared, device)
+    itself = torch.zeros_like(causal)
+    itself[..., shared:] = torch.eye(width, dtype=torch.bool, device=device)
+    last = []
+    step = max(1, _PREFILL_TOKENS // width)
+    for start in range(0, count, step):
+        chosen = slice(start, min(start + step, count))
+        cache.look_at(chosen)
+        mask = (causal & visible[chosen, None, None, : shared + width]) | itself
+        hidden = target.last_hidden(ids[chosen], attention_mask=mask, position_ids=positions[chosen], cache=cache)
+        last.append(hidden[:, -1])
+    cache.look_at(slice(0, count))
+    cache.advance(width)
+    return cache, visible, torch.cat(last)
+
+
+def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """Length of what all prompts begin with, leaving each at least one token of its own."""
+    first, most = min(prompts), max(prompts)
+    limit = min(len(prompt) for prompt in prompts) - 1
+    length = 0
+    while length < limit and first[length] == most[length]:
+        length += 1
+    return length
+
+
+def _causal(queries: int, past: int, device: torch.device) -> Tensor:
+    """[1, 1, queries, past + queries], True where visible."""
+    mask = torch.ones(queries, past + queries, dtype=torch.bool, device=device).tril(diagonal=past)
+    return mask[None, None]
+
+
+def _range(length: int, device: torch.device) -> Tensor:
+    return torch.arange(length, device=device)[None]
