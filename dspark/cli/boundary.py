@@ -1,0 +1,59 @@
+"""Where errors become text and exit codes, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from dspark.cli.root import root
+from dspark.errors import DsparkError, Interrupted
+
+USAGE, FAULT, INTERRUPTED = 2, 1, 130
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    debug = "--debug" in arguments or bool(os.environ.get("DSPARK_DEBUG"))
+    as_json = "--json" in arguments
+    try:
+        code = root.main(list(arguments), prog_name="dspark", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain again while it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        return _report(error.format_message(), "", USAGE, as_json)
+    except DsparkError as error:
+        if debug:
+            _traceback()
+        return _report(error.message, error.hint, error.exit_code, as_json)
+    except (Interrupted, KeyboardInterrupt, click.Abort) as stop:
+        return _report(str(stop) or "stopped", "the same command goes on from here", INTERRUPTED, as_json)
+    except Exception as fault:
+        if debug:
+            _traceback()
+        hint = "this is a fault in dspark: please report it; --debug shows where"
+        return _report(f"{type(fault).__name__}: {fault}", hint, FAULT, as_json)
+
+
+def _report(message: str, hint: str, code: int, as_json: bool) -> int:
+    lines = [f"Error: {message}" if code != INTERRUPTED else message]
+    lines += [f"  {line}" for line in hint.splitlines()]
+    print("\n".join(lines), file=sys.stderr)
+    if as_json:
+        print(json.dumps({"schema": "dspark/error/1", "error": message, "hint": hint, "exit_code": code}))
+    return code
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc()

@@ -1,0 +1,107 @@
+"""Options and small forms that several verbs share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from dspark.workspace.layout import Workspace
+    from dspark.workspace.run import Request
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def which_build(command: Command) -> Command:
+    """`--target`, `--build` and `--set`."""
+    for option in (
+        click.option(
+            "--set",
+            "flags",
+            multiple=True,
+            metavar="SECTION.KEY=VALUE",
+            help="Override one setting, for instance training.steps=500. Can be repeated.",
+        ),
+        click.option("--build", metavar="NAME", help="A build of pipeline/builds (default: the target's own)."),
+        click.option("--target", metavar="NAME", help="A target of pipeline/targets."),
+    ):
+        command = option(command)
+    return command
+
+
+def as_json(command: Command) -> Command:
+    """`--json`."""
+    return click.option("--json", "json_output", is_flag=True, help="Print one JSON document.")(command)
+
+
+def workspace_of(context: click.Context) -> Workspace:
+    """The workspace that the command line or the current folder names.
+
+    Raises:
+        PreflightError: there is none.
+    """
+    from dspark.workspace.layout import find_workspace
+
+    return find_workspace(context.obj["workspace"])
+
+
+def request_of(
+    target: str | None, build: str | None, flags: tuple[str, ...], *, publish: bool = True, debug: bool = False
+) -> Request:
+    """What was asked for, the environment's settings included."""
+    from dspark.workspace.run import Request
+
+    return Request(target, build, flags, dict(os.environ), publish=publish, debug=debug)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    from dspark.io.jsonfile import pretty_json
+
+    click.echo(pretty_json(value), nl=False)
+
+
+def print_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None) -> None:
+    """Print aligned columns, the last one as wide as it is."""
+    shown = [header, *rows] if header and rows else rows
+    if not shown:
+        return
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    for row in shown:
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        click.echo("  ".join([*cells, row[-1]]).rstrip())
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 20 s`, `1 h 05 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def size(count: int) -> str:
+    """`512 B`, `6.9 kB`, `93 MB`, `1.2 GB`."""
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def short(path: Path) -> str:
+    """A path as the user would type it from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,50 @@
+"""`dspark plan`."""
+
+from __future__ import annotations
+
+import click
+
+from dspark.cli.options import (
+    as_json,
+    duration,
+    print_json,
+    print_table,
+    request_of,
+    size,
+    which_build,
+    workspace_of,
+)
+
+
+@click.command()
+@which_build
+@as_json
+@click.pass_context
+def plan(
+    context: click.Context, target: str | None, build: str | None, flags: tuple[str, ...], json_output: bool
+) -> None:
+    """Show which stages a run would do and why, what they took last time and what they leave."""
+    from dspark.workspace.plan import plan as make_plan
+    from dspark.workspace.run import resolve_request
+
+    workspace = workspace_of(context)
+    found = make_plan(workspace, resolve_request(workspace, request_of(target, build, flags)))
+    if json_output:
+        print_json(found.as_json())
+        return
+    click.echo(f"build {found.build}, target {found.target}, {size(found.free_bytes)} free on the disk")
+    rows = [
+        (
+            step.name,
+            step.action,
+            duration(step.last_seconds) if step.last_seconds is not None else "",
+            size(step.bytes) if step.bytes is not None else "",
+            step.reason,
+        )
+        for step in found.steps
+    ]
+    print_table(rows, ("stage", "", "last took", "on disk", "why"))
+    for problem in found.problems:
+        click.echo(f"in the way: {problem.what}")
+        for line in problem.hint.splitlines():
+            click.echo(f"  {line}")

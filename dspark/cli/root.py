@@ -1,0 +1,99 @@
+"""The group of all verbs. Importing it loads click and nothing else: `dspark --help` answers at once."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+# verb: (module, attribute, what `--help` says). The text stands here so that no module is loaded to show it.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "run": ("dspark.cli.run", "run", "Make the package of a target or build and register it"),
+    "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
+    "status": ("dspark.cli.status", "status", "Show how the newest run stands, from any terminal"),
+    "targets": ("dspark.cli.targets", "targets", "List, show, add and fetch targets"),
+    "package": ("dspark.cli.package", "package", "Show and verify packages"),
+    "doctor": ("dspark.cli.doctor", "doctor", "Find what is wrong here and what mends it"),
+    "version": ("dspark.cli.version", "version", "Show versions"),
+}
+
+
+class Verbs(click.Group):
+    """Loads a verb when it is called, and suggests the one that was probably meant."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """All verbs, in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Load one verb."""
+        if name not in VERBS:
+            return None
+        module, attribute, _ = VERBS[name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of verbs, from the table alone."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in VERBS.items()])
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or suggest one."""
+        suggest(context, arguments[0], VERBS)
+        return super().resolve_command(context, arguments)
+
+
+class Subverbs(click.Group):
+    """A verb with verbs of its own."""
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or suggest one."""
+        suggest(context, arguments[0], self.commands)
+        return super().resolve_command(context, arguments)
+
+
+def suggest(context: click.Context, name: str, known: Iterable[str]) -> None:
+    """Refuse an unknown verb with the nearest known one.
+
+    Raises:
+        UsageError: `name` is no verb of the group.
+    """
+    if name in known or name.startswith("-"):
+        return
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?  " if near else ""
+    raise click.UsageError(
+        f"{context.command_path} has no verb {name!r}\n  {hint}all verbs: {context.command_path} --help"
+    )
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    subcommand_metavar="VERB ...",
+    options_metavar="[--workspace DIR] [--debug]",
+)
+@click.option(
+    "--workspace",
+    "-C",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder inside the workspace (default: the current one).",
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.pass_context
+def root(context: click.Context, workspace: Path | None, debug: bool) -> None:
+    """Turn a language model and some prompts into a tested drafter package for speculative decoding.
+
+    \b
+    dspark run --target tiny            the whole pipeline in under a minute
+    dspark run --target smollm2-135m    a real model on two CPU cores
+    """
+    context.obj = {"workspace": workspace, "debug": debug}

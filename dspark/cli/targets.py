@@ -1,0 +1,73 @@
+"""`dspark targets`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dspark.cli.options import as_json, print_json, print_table, short, workspace_of
+from dspark.cli.root import Subverbs
+
+
+@click.group(cls=Subverbs, subcommand_metavar="VERB ...")
+def targets() -> None:
+    """List, show, add and fetch targets."""
+
+
+@targets.command("list")
+@as_json
+@click.pass_context
+def list_all(context: click.Context, json_output: bool) -> None:
+    """All targets of the workspace."""
+    from dspark.workspace.catalogue import describe_targets
+
+    rows = describe_targets(workspace_of(context))
+    if json_output:
+        print_json({"schema": "dspark/targets/1", "targets": [row.as_json() for row in rows]})
+        return
+    print_table([(row.name, row.state, row.source, row.description) for row in rows], ("name", "state", "source", ""))
+
+
+@targets.command()
+@click.argument("name")
+@as_json
+@click.pass_context
+def show(context: click.Context, name: str, json_output: bool) -> None:
+    """What is declared about a target, and what is known once it was fetched."""
+    from dspark.workspace.catalogue import describe_target
+
+    row = describe_target(workspace_of(context), name)
+    if json_output:
+        print_json({"schema": "dspark/target-description/1", **row.as_json()})
+        return
+    facts = {"name": row.name, "state": row.state, "source": row.source, "description": row.description, **row.facts}
+    print_table([(key.replace("_", " "), value) for key, value in facts.items() if value])
+
+
+@targets.command()
+@click.argument("name")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.pass_context
+def add(context: click.Context, name: str, path: Path) -> None:
+    """Name a model that lies in a local folder (the transformers layout)."""
+    from dspark.workspace.catalogue import add_local_target
+
+    workspace = workspace_of(context)
+    file = add_local_target(workspace, name, path)
+    click.echo(f"wrote {short(file)}")
+    click.echo(f"next: dspark run --target {name}")
+
+
+@targets.command()
+@click.argument("name")
+@click.pass_context
+def fetch(context: click.Context, name: str) -> None:
+    """Fetch and convert a target now, rather than in its first run."""
+    from dspark.cli.display import shown
+    from dspark.workspace.catalogue import fetch_target
+
+    workspace = workspace_of(context)
+    with shown() as listener:
+        record = fetch_target(workspace, name, listener)
+    click.echo(f"{name} {record.revision}: {short(workspace.target_record(name))}")

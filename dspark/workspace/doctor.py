@@ -1,0 +1,222 @@
+"""`dspark doctor`: what is wrong with this machine, this environment or this workspace, and what mends it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from dspark import __version__
+from dspark.config.resolve import build_names, resolve
+from dspark.errors import DataError, SettingsError
+from dspark.io.jsonfile import write_model
+from dspark.workspace import preflight
+from dspark.workspace.layout import Workspace
+from dspark.workspace.lock import complete_lock_file, damaged_rwlock, dvc_processes, holder, repair_dvc, run_lock
+from dspark.workspace.results import RunRecord, latest_run, read_record
+
+EXTRAS = {
+    "pipeline": ("torch", "transformers", "accelerate", "mlflow", "dvc", "onnx", "onnxscript", "gguf"),
+    "cpu": ("onnxruntime",),
+}
+LOW_BYTES = 5 * 1024**3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warning", "error"]
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks."""
+
+    checks: tuple[Check, ...]
+    repaired: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """True if nothing is an error."""
+        return all(check.status != "error" for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"schema": "dspark/doctor/1", "healthy": self.healthy, **asdict(self)}
+
+
+def examine(workspace: Workspace | None, *, fix: bool = False) -> Diagnosis:
+    """Look at everything.
+
+    Args:
+        workspace: None: only the environment.
+        fix: first mend what can be mended without losing anything.
+    """
+    repaired = _repair(workspace) if workspace is not None and fix else []
+    checks = [*_environment(), *(_workspace(workspace) if workspace is not None else [_no_workspace()])]
+    return Diagnosis(tuple(checks), tuple(repaired))
+
+
+def versions() -> dict[str, str]:
+    """Versions of dspark, Python and every library of the pipeline that is installed."""
+    found = {"dspark": __version__, "python": platform.python_version()}
+    for module in (*EXTRAS["pipeline"], "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "safetensors", "click"):
+        version = _version(module)
+        if version is not None:
+            found[module] = version
+    return found
+
+
+def _environment() -> Iterator[Check]:
+    yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
+    yield Check("dspark", "ok", __version__)
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        if missing:
+            yield Check(extra, "warning", f"not installed: {', '.join(missing)}", f"pip install 'dspark[{extra}]'")
+        else:
+            yield Check(extra, "ok", ", ".join(f"{module} {_version(module) or '?'}" for module in modules))
+    for problem in preflight.conflicting_runtimes():
+        yield Check("onnxruntime", "error", problem.what, problem.hint)
+    cores = len(os.sched_getaffinity(0))
+    yield Check("cores", "ok", f"{cores} usable by this process")
+
+
+def _no_workspace() -> Check:
+    return Check("workspace", "warning", "the current folder is not in a workspace", "change into a checkout of dspark")
+
+
+def _workspace(workspace: Workspace) -> Iterator[Check]:
+    yield Check("workspace", "ok", str(workspace.root))
+    yield _disk(workspace)
+    yield _dvc_settings(workspace)
+    yield _lock(workspace)
+    yield _rwlock(workspace)
+    yield _dvc_lock(workspace)
+    yield _last_run(workspace)
+    yield _unfinished(workspace)
+    for name in build_names(workspace.root):
+        try:
+            resolve(workspace.root, build=name)
+        except SettingsError as error:
+            yield Check(f"build {name}", "error", error.message, error.hint)
+
+
+def _disk(workspace: Workspace) -> Check:
+    free = shutil.disk_usage(workspace.root).free
+    if problems := preflight.full_disk(workspace):
+        return Check("disk", "error", problems[0].what, problems[0].hint)
+    if free < LOW_BYTES:
+        return Check("disk", "warning", f"{free / 1024**3:.1f} GiB free", "larger builds will not fit")
+    return Check("disk", "ok", f"{free / 1024**3:.0f} GiB free")
+
+
+def _dvc_settings(workspace: Workspace) -> Check:
+    path = workspace.root / ".dvc" / "config"
+    if not path.is_file():
+        return Check("dvc settings", "error", f"{path} is missing", "restore it from git")
+    text = path.read_text(encoding="utf-8").replace(" ", "")
+    missing = [line for line in ("no_scm=true", "analytics=false") if line not in text]
+    if missing:
+        return Check("dvc settings", "warning", f"{path} does not say {', '.join(missing)}", "restore it from git")
+    return Check("dvc settings", "ok", "telemetry off, independent of git")
+
+
+def _lock(workspace: Workspace) -> Check:
+    owner = holder(workspace)
+    if owner is None:
+        return Check("run lock", "ok", "free")
+    pid = int(str(owner["pid"]))
+    if Path(f"/proc/{pid}").exists():
+        return Check("run lock", "ok", f"held by {owner['purpose']} (process {pid})")
+    left = dvc_processes(workspace)
+    found = f"held by what a killed run (process {pid}) left running: {left or 'processes that cannot be seen'}"
+    return Check("run lock", "error", found, f"kill {' '.join(map(str, left)) or '<processes>'}")
+
+
+def _rwlock(workspace: Workspace) -> Check:
+    table = damaged_rwlock(workspace)
+    if table is None:
+        return Check("dvc file locks", "ok", "readable")
+    return Check(
+        "dvc file locks",
+        "error",
+        f"{table} is empty or cut off: every dvc command fails",
+        f"dspark doctor --fix (or: rm {table})",
+    )
+
+
+def _dvc_lock(workspace: Workspace) -> Check:
+    path = workspace.root / "dvc.lock"
+    if path.is_file() and not complete_lock_file(path.read_bytes()):
+        return Check("dvc.lock", "error", f"{path} is cut off", "dspark doctor --fix")
+    return Check("dvc.lock", "ok", "readable" if path.is_file() else "nothing was made yet")
+
+
+def _last_run(workspace: Workspace) -> Check:
+    found = _dead_run(workspace)
+    if found is None:
+        return Check("last run", "ok", "none is left over")
+    folder, record = found
+    return Check(
+        "last run",
+        "warning",
+        f"{folder.name} was killed (process {record.pid})",
+        f"go on from where it stopped: dspark run --build {record.build}",
+    )
+
+
+def _unfinished(workspace: Workspace) -> Check:
+    folders = [path for path in workspace.state.glob("work/*/*") if path.is_dir()]
+    if not folders:
+        return Check("unfinished work", "ok", "none")
+    size = sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
+    return Check(
+        "unfinished work",
+        "ok",
+        f"{len(folders)} stages can be resumed, {size / 1024**2:.1f} MiB in {workspace.state / 'work'}",
+    )
+
+
+def _dead_run(workspace: Workspace) -> tuple[Path, RunRecord] | None:
+    """The newest run if it still says `running` although its process is gone."""
+    folder = latest_run(workspace.runs)
+    if folder is None:
+        return None
+    try:
+        record = read_record(folder)
+    except DataError:
+        return None
+    dead = record.state == "running" and not Path(f"/proc/{record.pid}").exists()
+    return (folder, record) if dead else None
+
+
+def _repair(workspace: Workspace) -> list[str]:
+    done: list[str] = []
+    with run_lock(workspace, "dspark doctor --fix", done.append, patience_seconds=5):
+        done += repair_dvc(workspace)
+        found = _dead_run(workspace)
+        if found is not None:
+            folder, record = found
+            record.state, record.message = "failed", "the process was killed"
+            write_model(folder / "run.json", record)
+            done.append(f"marked the killed run {folder.name} as failed")
+    return done
+
+
+def _version(module: str) -> str | None:
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:
+        return None

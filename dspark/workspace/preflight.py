@@ -1,0 +1,145 @@
+"""What must be true before anything is changed: extras, domains, the target's files, room on the disk.
+
+Takes well under a second, loads nothing heavy, writes nothing, and reports everything that is missing together.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+
+from dspark.config.models import TargetSpec
+from dspark.config.resolve import ResolvedBuild
+from dspark.corpus.domains import domain_file
+from dspark.errors import DsparkError, PreflightError
+from dspark.workspace.fetch import is_current
+from dspark.workspace.layout import Workspace
+
+PIPELINE_MODULES = ("torch", "transformers", "accelerate", "safetensors", "dvc", "mlflow")
+# Below this nothing useful can be made, whatever the build.
+MINIMUM_FREE_BYTES = 512 * 1024**2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that keeps a run from starting."""
+
+    what: str
+    hint: str
+
+
+def check(workspace: Workspace, resolved: ResolvedBuild) -> None:
+    """Raise everything that keeps the build from running.
+
+    Raises:
+        PreflightError: all problems, with what mends each.
+    """
+    problems = find_problems(workspace, resolved)
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise PreflightError(problems[0].what, problems[0].hint)
+    lines = [f"{len(problems)} things keep build {resolved.name!r} from running"]
+    for problem in problems:
+        lines += [f"  {problem.what}", *(f"    {line}" for line in problem.hint.splitlines())]
+    raise PreflightError("\n".join(lines))
+
+
+def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
+    """Everything that keeps the build from running."""
+    return [
+        *missing_extras(resolved),
+        *conflicting_runtimes(),
+        *missing_domains(workspace, resolved),
+        *missing_target(workspace, resolved.build.target),
+        *full_disk(workspace),
+    ]
+
+
+def missing_extras(resolved: ResolvedBuild) -> list[Problem]:
+    """Modules that the pipeline needs and this environment lacks; nothing is imported."""
+    needed = list(PIPELINE_MODULES)
+    if resolved.build.export.onnx:
+        needed += ["onnx", "onnxscript"]
+    missing = [module for module in needed if importlib.util.find_spec(module) is None]
+    problems = []
+    if missing:
+        problems.append(
+            Problem(
+                f"not installed: {', '.join(missing)}", "pip install 'dspark[pipeline,cpu]' (on a GPU: pipeline,gpu)"
+            )
+        )
+    runtime = resolved.build.export.onnx or any(item.draft_backend == "onnxruntime" for item in resolved.profiles)
+    if runtime and importlib.util.find_spec("onnxruntime") is None:
+        problems.append(Problem("not installed: onnxruntime", "pip install 'dspark[cpu]', or set export.onnx to false"))
+    return problems
+
+
+def conflicting_runtimes() -> list[Problem]:
+    """Both distributions of ONNX Runtime own one folder: the last one installed wins, removing one breaks both."""
+    found = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
+    if len(found) < 2:
+        return []
+    return [
+        Problem(
+            "onnxruntime and onnxruntime-gpu are both installed; they overwrite each other's files",
+            "pip uninstall onnxruntime onnxruntime-gpu, then install the one you need again",
+        )
+    ]
+
+
+def missing_domains(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
+    """Domains whose file or package is not there."""
+    folder = workspace.root / "pipeline" / "domains"
+    problems = []
+    for domain in (*resolved.domains, *resolved.evaluation_domains):
+        try:
+            domain_file(domain, folder)
+        except DsparkError as error:
+            problems.append(Problem(error.message, error.hint))
+    return problems
+
+
+def missing_target(workspace: Workspace, spec: TargetSpec) -> list[Problem]:
+    """Why the target can't be had, with every way out; empty if it is here or can be fetched."""
+    if is_current(workspace, spec):
+        return []
+    from dspark.targets.materialise import missing_files
+
+    missing = missing_files(spec, workspace.root)
+    if not missing:
+        return []
+    listed = ", ".join(missing)
+    return [
+        Problem(
+            f"target {spec.name!r} is not here and cannot be fetched: {listed}",
+            f"have the model in a folder? dspark targets add {spec.name} PATH",
+        )
+    ]
+
+
+def full_disk(workspace: Workspace) -> list[Problem]:
+    """A disk with no room for any build, or a workspace that can't be written to."""
+    if not os.access(workspace.root, os.W_OK):
+        return [Problem(f"{workspace.root} cannot be written to", "change its permissions, or use another workspace")]
+    free = shutil.disk_usage(workspace.root).free
+    if free >= MINIMUM_FREE_BYTES:
+        return []
+    return [
+        Problem(
+            f"{workspace.root}: {free / 1024**2:.0f} MiB free on the disk, at least "
+            f"{MINIMUM_FREE_BYTES / 1024**2:.0f} MiB are needed",
+            "free some space (what runs made lies in .dspark, .dvc/cache, corpora and builds)",
+        )
+    ]
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

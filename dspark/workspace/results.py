@@ -1,0 +1,94 @@
+"""What a run leaves behind for whoever watches it: one folder per run, one result per stage.
+
+`.dspark/runs/<id>/`: `run.json` (what was asked for, by which process, how it ended), `<stage>@<key>.json` (stage
+results), `<stage>@<key>.log`, `dvc.log`, `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dspark.errors import DataError
+from dspark.io.jsonfile import read_model, write_model
+
+StageStatus = Literal["ran", "failed", "interrupted"]
+RunState = Literal["running", "done", "failed", "interrupted"]
+
+
+class _Json(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+class StageResult(_Json):
+    """How one stage ended. DVC hides the exit code and the reason of a failed command, this file keeps them."""
+
+    schema_: Literal["dspark/stage-result/1"] = Field(default="dspark/stage-result/1", alias="schema")
+    stage: str
+    key: str
+    status: StageStatus
+    seconds: float
+    category: str = ""  # class of the error
+    exit_code: int = 0
+    message: str = ""
+    hint: str = ""
+    outputs: list[str] = []
+
+
+class RunRecord(_Json):
+    """What a run was asked to do and how it stands."""
+
+    schema_: Literal["dspark/run-record/1"] = Field(default="dspark/run-record/1", alias="schema")
+    id: str
+    build: str
+    pid: int
+    started: float  # seconds since the epoch
+    finished: float | None = None
+    state: RunState = "running"
+    exit_code: int | None = None
+    message: str = ""
+    stages: list[str] = []  # planned, `stage@key`
+
+
+def result_path(run: Path, stage: str, key: str) -> Path:
+    """Where the result of one stage lies."""
+    return run / f"{stage}@{key}.json"
+
+
+def log_path(run: Path, stage: str, key: str) -> Path:
+    """Where what one stage printed lies."""
+    return run / f"{stage}@{key}.log"
+
+
+def read_result(run: Path, stage: str, key: str) -> StageResult | None:
+    """The result of one stage in a run, None if it left none (it did not run, or was killed)."""
+    path = result_path(run, stage, key)
+    return read_model(path, StageResult) if path.is_file() else None
+
+
+def read_results(run: Path) -> list[StageResult]:
+    """All stage results of a run, oldest first."""
+    paths = sorted(run.glob("*@*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [read_model(path, StageResult) for path in paths]
+
+
+def write_record(run: Path, record: RunRecord) -> None:
+    """Write `run.json`."""
+    write_model(run / "run.json", record)
+
+
+def latest_run(runs: Path) -> Path | None:
+    """The folder of the newest run; ids sort by time."""
+    found = sorted(path.parent for path in runs.glob("*/run.json")) if runs.is_dir() else []
+    return found[-1] if found else None
+
+
+def read_record(run: Path) -> RunRecord:
+    """Read `run.json`.
+
+    Raises:
+        DataError: missing or damaged.
+    """
+    return read_model(run / "run.json", RunRecord, DataError, "start a run: dspark run --target NAME")

@@ -1,0 +1,312 @@
+"""`dspark run`: from a name to a registered package, doing only what is not done yet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dspark.config.resolve import Pipeline, ResolvedBuild, resolve
+from dspark.config.stages import BY_NAME
+from dspark.errors import DsparkError, Interrupted, StageError
+from dspark.io.atomic import write_if_changed
+from dspark.io.jsonfile import pretty_json, read_model
+from dspark.workspace import fetch, preflight
+from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
+from dspark.workspace.graph import instances, write_all_inputs, write_dag
+from dspark.workspace.layout import Workspace
+from dspark.workspace.listener import ListenedProgress, Listener, Outcome
+from dspark.workspace.lock import keep_dvc_lock, repair_dvc, run_lock
+from dspark.workspace.process import Stopper, check_stop, child_environment, stopping
+from dspark.workspace.results import RunRecord, log_path, read_result, write_record
+from dspark.workspace.stage import remove_finished
+from dspark.workspace.summary import Registered, Summary, summarise
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    Args:
+        target, build: see `config.resolve`.
+        flags: `--set` values.
+        environment: variables that may hold settings.
+        publish: register the package afterwards.
+        debug: tracebacks.
+    """
+
+    target: str | None = None
+    build: str | None = None
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    publish: bool = True
+    debug: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a run ended."""
+
+    run: str
+    build: str
+    target: str
+    seconds: float
+    stages: tuple[Outcome, ...]
+    summary: Summary | None
+
+    def as_json(self) -> dict[str, Any]:
+        """One JSON document for `--json`."""
+        stages = [
+            {key: str(value) if isinstance(value, Path) else value for key, value in asdict(outcome).items() if value}
+            for outcome in self.stages
+        ]
+        return {
+            "schema": "dspark/run/1",
+            "run": self.run,
+            "build": self.build,
+            "target": self.target,
+            "seconds": round(self.seconds, 3),
+            "stages": stages,
+            "result": self.summary.as_json() if self.summary else None,
+        }
+
+
+def resolve_request(workspace: Workspace, request: Request) -> Pipeline:
+    """The builds of the workspace with the asked-for one chosen; nothing is written."""
+    return resolve(
+        workspace.root,
+        target=request.target,
+        build=request.build,
+        flags=request.flags,
+        environment=request.environment,
+    )
+
+
+def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
+    """Make the package of a build and register it.
+
+    Raises:
+        SettingsError, PreflightError: before anything is changed.
+        DsparkError: a stage failed (its own exit code), or publishing did.
+        Interrupted: stopped at a safe point; the same command goes on from there.
+    """
+    started = time.monotonic()
+    pipeline = resolve_request(workspace, request)
+    preflight.check(workspace, pipeline.chosen)
+    purpose = f"dspark run of build {pipeline.chosen.name!r}"
+    with stopping(listener.note) as stopper, run_lock(workspace, purpose, listener.note) as lock:
+        folder = workspace.runs / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
+        folder.mkdir(parents=True)
+        record = RunRecord(
+            id=folder.name,
+            build=pipeline.chosen.name,
+            pid=os.getpid(),
+            started=time.time(),
+            stages=[instance.name for instance in instances(pipeline.chosen)],
+        )
+        write_record(folder, record)
+        try:
+            report = _Run(workspace, request, pipeline, listener, stopper, lock, folder).make(started)
+            record.state, record.exit_code = "done", 0
+            return report
+        except (DsparkError, Interrupted) as error:
+            record.state = "interrupted" if isinstance(error, Interrupted) else "failed"
+            record.exit_code, record.message = error.exit_code, str(error)
+            raise
+        finally:
+            if record.state == "running":
+                record.state, record.message = "failed", "ended by a fault"
+            record.finished = time.time()
+            write_record(folder, record)
+
+
+def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:
+    """Write what DVC reads: fingerprints, `.dspark/dag.json`, the inputs of every stage; each only if it changed.
+
+    Returns:
+        the stages whose inputs changed.
+    """
+    from dspark.profiling.fingerprint import fingerprint
+
+    for profile in pipeline.chosen.profiles:
+        write_if_changed(workspace.fingerprint(profile.name), pretty_json(fingerprint(profile)))
+    write_dag(workspace, pipeline)
+    prepare_cache(workspace)
+    return write_all_inputs(workspace, pipeline.chosen)
+
+
+class _Run:
+    """One run under way, with the lock held."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        request: Request,
+        pipeline: Pipeline,
+        listener: Listener,
+        stopper: Stopper,
+        lock: int,
+        folder: Path,
+    ) -> None:
+        self.workspace = workspace
+        self.request = request
+        self.pipeline = pipeline
+        self.listener = listener
+        self.stopper = stopper
+        self.lock = lock
+        self.folder = folder
+        self.environment = child_environment(workspace, folder, debug=request.debug)
+        self.planned = instances(self.chosen)
+
+    @property
+    def chosen(self) -> ResolvedBuild:
+        return self.pipeline.chosen
+
+    def make(self, started: float) -> Report:
+        for line in repair_dvc(self.workspace):
+            self.listener.note(line)
+        if not fetch.is_current(self.workspace, self.chosen.build.target):
+            self._child(fetch.STAGE, self.chosen.build.target.name, fetch.fetch_command(self.chosen.build.target.name))
+        check_stop()
+        prepare(self.workspace, self.pipeline)
+        self._heal_features()
+        outcomes = self._reproduce()
+        # Features that DVC restored from an earlier run may name shards that are gone from the store since.
+        if _failed(outcomes) is not None and self._heal_features():
+            outcomes = self._reproduce()
+        self._raise_failure(outcomes)
+        remove_finished(self.workspace)
+        keep_dvc_lock(self.workspace)
+        receipt = self._publish(outcomes) if self.request.publish else None
+        summary = summarise(self.workspace, self.chosen.build, receipt)
+        return Report(
+            run=self.folder.name,
+            build=self.chosen.name,
+            target=self.chosen.build.target.name,
+            seconds=time.monotonic() - started,
+            stages=tuple(outcomes),
+            summary=summary,
+        )
+
+    def _reproduce(self) -> list[Outcome]:
+        """`dvc repro` of the package; how every stage ended."""
+        watcher = Watcher(self.folder, [instance.name for instance in self.planned], self.listener)
+        target = f"package@{self.chosen.name}"
+        try:
+            code = self.stopper.run(
+                repro_command([target]),
+                workspace=self.workspace,
+                environment=self.environment,
+                log=self.folder / "dvc.log",
+                keep_open=(self.lock,),
+                tick=watcher.tick,
+            )
+        except Interrupted:
+            watcher.finish("interrupted")
+            raise
+        outcomes = watcher.finish("ran" if code == 0 else "failed")
+        if code and _failed(outcomes) is None:  # DVC itself failed
+            outcomes.append(Outcome("dvc", "failed", None, *_dvc_error(self.folder / "dvc.log")))
+        return outcomes
+
+    def _raise_failure(self, outcomes: list[Outcome]) -> None:
+        failed = _failed(outcomes)
+        if failed is None:
+            return
+        if failed.status == "interrupted":
+            raise Interrupted(f"stage {failed.name} was stopped")
+        log = f"log: {_short(failed.log or self.folder / 'dvc.log', self.workspace)}"
+        error = StageError(f"stage {failed.name}: {failed.message}", f"{failed.hint}\n{log}" if failed.hint else log)
+        error.exit_code = failed.exit_code or StageError.exit_code
+        raise error
+
+    def _heal_features(self) -> bool:
+        """Make feature shards again that are missing from the store or cut off.
+
+        Returns:
+            True if there were any.
+        """
+        from dspark.features.store import FeatureManifest, damaged_shards
+
+        instance = next(item for item in self.planned if item.stage.name == "features")
+        manifest = self.workspace.root / instance.stage.output(instance.key, instance.entry) / "manifest.json"
+        inputs = instance.stage.dependencies(instance.key, instance.entry)
+        if not manifest.is_file() or not all((self.workspace.root / path).exists() for path in inputs):
+            return False
+        damaged = damaged_shards(read_model(manifest, FeatureManifest), self.workspace.store / "features")
+        if not damaged:
+            return False
+        self.listener.note(f"{len(damaged)} feature shards are missing or cut off: making them again")
+        script = f"stages/{instance.stage.script}.py"
+        self._child(instance.stage.name, instance.key, [sys.executable, "-P", script, instance.key])
+        return True
+
+    def _child(self, stage: str, key: str, command: list[str]) -> None:
+        """Run one step outside DVC, shown like a stage.
+
+        Raises:
+            DsparkError: as the child reported, with its exit code.
+        """
+        name = f"{stage}@{key}"
+        watcher = Watcher(self.folder, [name], self.listener)
+        watcher.follow(name)
+        try:
+            self.stopper.run(
+                command,
+                workspace=self.workspace,
+                environment=self.environment,
+                log=log_path(self.folder, stage, key),
+                keep_open=(self.lock,),
+                tick=watcher.tick,
+            )
+        except Interrupted:
+            watcher.finish("interrupted")
+            raise
+        self._raise_failure(watcher.finish("failed"))
+
+    def _publish(self, outcomes: list[Outcome]) -> Registered:
+        """Register the package unless the last receipt names it; loads no mlflow then."""
+        from dspark.registry.publish import publish
+
+        results = []
+        for outcome in outcomes:
+            stage, _, key = outcome.name.partition("@")
+            result = read_result(self.folder, stage, key)
+            category = result.category if result else ""
+            results.append(
+                {"stage": stage, "key": key, "status": outcome.status, "seconds": outcome.seconds, "category": category}
+            )
+        build = self.chosen.name
+        started = time.monotonic()
+        progress = ListenedProgress(self.listener, "publish")
+        receipt = publish(
+            self.workspace.root / BY_NAME["package"].output(build, {}),
+            workspace=self.workspace.root,
+            build=build,
+            receipts=self.workspace.state / "receipts",
+            stages=results,
+            progress=progress,
+        )
+        progress.end(time.monotonic() - started)
+        return receipt
+
+
+def _failed(outcomes: list[Outcome]) -> Outcome | None:
+    return next((outcome for outcome in outcomes if outcome.status in ("failed", "interrupted")), None)
+
+
+def _dvc_error(log: Path) -> tuple[str, str, int]:
+    """Message, hint and exit code of a failure of DVC itself, from the end of its log."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    message = errors[-1] if errors else (lines[-1] if lines else "DVC said nothing")
+    return message, "dspark doctor", StageError.exit_code
+
+
+def _short(path: Path, workspace: Workspace) -> str:
+    return path.relative_to(workspace.root).as_posix() if path.is_relative_to(workspace.root) else str(path)

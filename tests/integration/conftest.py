@@ -1,0 +1,326 @@
+"""Workspaces in temporary folders: a copy of the checkout's own files, and one whose stages cost nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark.config.resolve import read_target
+from dspark.config.stages import STAGES
+from dspark.io.jsonfile import model_json, write_json, write_model
+from dspark.targets.record import TargetRecord
+from dspark.workspace import fetch
+from dspark.workspace.layout import Workspace
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FILES = ("dvc.yaml", "params.yaml", "pipeline", "serving_profiles", "stages", ".dvc/config", ".dvcignore")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Sandbox:
+    """A workspace in a temporary folder, and `dspark` in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.workspace = Workspace(root)
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("DSPARK_", "DVC_", "COV_CORE"))}
+        path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
+        return {**kept, "PYTHONPATH": path, **variables}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "dspark", *arguments]
+
+    def dspark(self, *arguments: str, timeout: float = 120, **variables: str) -> Finished:
+        done = subprocess.run(
+            self.command(*arguments),
+            cwd=self.root,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.root,
+            env=self.environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def edit(self, path: str, change: Callable[[str], str]) -> None:
+        file = self.root / path
+        file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    """The checkout's workspace files in an empty folder."""
+    root = tmp_path / "workspace"
+    root.mkdir()
+    copy_workspace(root)
+    return Sandbox(root)
+
+
+def copy_workspace(root: Path) -> None:
+    for name in FILES:
+        source, destination = CHECKOUT / name, root / name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, destination)
+
+
+# ---------------------------------------------------------------- stages that cost nothing
+
+# What each stage leaves, as far as later stages depend on it; `{stamp}` is a digest of everything it read.
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "prompts": ("train.jsonl", "dev.jsonl", "calibration.jsonl", "eval.jsonl", "summary.json"),
+    "responses": ("train.jsonl", "dev.jsonl", "summary.json"),
+    "features": (),
+    "train": ("drafter/model.safetensors", "metrics.json"),
+    "calibrate": ("calibration.json",),
+    "profile": ("cost.json",),
+    "evaluate": ("records/rows.jsonl",),
+    "export": ("drafter/model.safetensors", "parity.json"),
+    "certify": (),
+    "package": (),
+}
+
+SPECIAL = {
+    "features": """
+    from dspark.features.store import FeatureManifest, ShardEntry
+    shard = paths.store / "features" / f"{stamp}.safetensors"
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    shard.write_text("features")
+    entry = ShardEntry(key=stamp, bytes=8, sha256=digest_file(shard), sequences=1, tokens=1)
+    manifest = FeatureManifest(
+        target_digest=stamp, taps=(0,), dtype="bfloat16", hidden_size=8, splits={"train": (entry,), "dev": ()}
+    )
+    write_model(paths.out / "manifest.json", manifest)
+""",
+    "evaluate": """
+    tau = {"value": 1.5, "n": 3, "ci95": [1.4, 1.6]}
+    domains = {"rows": {"tau": tau}}
+    write_json(
+        paths.out / "metrics.json",
+        {"stamp": stamp, "temperatures": {"0": {"domains": domains, "mean_of_domains": {"tau": tau}}}},
+    )
+""",
+    "certify": """
+    write_json(paths.out, {"stamp": stamp})
+""",
+    "package": """
+    from dspark.package.manifest import Description, compose, manifest_bytes
+    value = json.loads((paths.root / "description.json").read_text())
+    value["inputs"]["recipe"] = {"stamp": stamp}
+    (paths.out / "manifest.json").write_bytes(manifest_bytes(compose(Description.model_validate(value), [])))
+""",
+}
+
+SCRIPT = '''"""Stands in for stage `{name}`: same inputs and outputs, no work. {comment}"""
+
+import json
+import os
+import time
+
+from dspark.io.digest import digest_file, digest_json, digest_tree
+from dspark.io.jsonfile import write_json, write_model
+from dspark.workspace.stage import stage
+
+
+@stage("{name}")
+def main(inputs, paths, progress):
+    with (paths.root / "calls.log").open("a") as log:
+        log.write(f"{name}@{{paths.key}}\\n")
+    read = [paths.root / path for path in paths.stage.dependencies(paths.key, paths.entry)]
+    stamp = digest_json([digest_tree(path) for path in read])
+    steps = int(os.environ.get("FAKE_STEPS", "0")) if os.environ.get("FAKE_SLOW") == "{name}" else 0
+    done = paths.work / "done"
+    begin = int(done.read_text()) if done.is_file() else 0
+    progress.start("{name}", steps, begin)
+    for step in range(begin, steps):
+        with (paths.root / "steps.log").open("a") as log:
+            log.write(f"{name} {{step}}\\n")
+        done.write_text(str(step + 1))
+        time.sleep(0.05)
+        progress.advance()
+    if os.environ.get("FAKE_FAIL") == "{name}":
+        from dspark.errors import DataError
+
+        raise DataError("rows.jsonl:3: no messages", "mend the line")
+    for name in {outputs!r}:
+        (paths.out / name).parent.mkdir(parents=True, exist_ok=True)
+        write_json(paths.out / name, {{"stamp": stamp}})
+{special}
+
+if __name__ == "__main__":
+    main()
+'''
+
+DIGEST = "0" * 64
+
+
+class FakeSandbox(Sandbox):
+    """The real `dvc.yaml` and command line over stages that cost nothing and a target that is only a record."""
+
+    def calls(self) -> list[str]:
+        """Stages that ran since the last call, in order."""
+        log = self.root / "calls.log"
+        found = log.read_text().splitlines() if log.is_file() else []
+        log.unlink(missing_ok=True)
+        return found
+
+    def run(self, *arguments: str, **variables: str) -> Finished:
+        return self.dspark("run", "--target", "fake", "--no-publish", "--json", *arguments, **variables)
+
+    def ran(self, *arguments: str, **variables: str) -> list[str]:
+        """Run, and say which stages ran, without their keys, sorted."""
+        done = self.run(*arguments, **variables)
+        assert done.code == 0, done.err
+        reported = [stage["name"] for stage in done.json["stages"] if stage["status"] == "ran"]
+        called = self.calls()
+        assert sorted(reported) == sorted(called)
+        return sorted(name.partition("@")[0] for name in called)
+
+    def write_script(self, stage: str, comment: str = "") -> None:
+        spec = next(found for found in STAGES if found.name == stage)
+        text = SCRIPT.format(name=stage, comment=comment, outputs=OUTPUTS[stage], special=SPECIAL.get(stage, ""))
+        (self.root / "stages" / f"{spec.script}.py").write_text(text)
+
+
+@pytest.fixture
+def fake(sandbox: Sandbox) -> FakeSandbox:
+    """A workspace in which a whole run takes seconds."""
+    root = sandbox.root
+    for folder in ("pipeline/targets", "pipeline/builds", "pipeline/domains", "serving_profiles"):
+        shutil.rmtree(root / folder, ignore_errors=True)
+        (root / folder).mkdir(parents=True)
+    made = FakeSandbox(root)
+    for stage in STAGES:
+        made.write_script(stage.name)
+    declared = {
+        "params.yaml": "defaults: {domains: [rows], recipe: dspark, serving_profiles: [cpu]}\n"
+        "training:\n  steps: 100\nexport:\n  onnx: false\n",
+        "pipeline/domains/rows.yaml": "source: {kind: jsonl, path: rows.jsonl}\n",
+        "pipeline/domains/rows.jsonl": '{"messages": [{"role": "user", "content": "hello"}]}\n',
+        "pipeline/targets/fake.yaml": "name: fake\nsource: {kind: random, config: {model_type: llama}}\n",
+        "serving_profiles/cpu.yaml": "engine: reference\naccess: local\n",
+    }
+    for name, text in declared.items():
+        (root / name).write_text(text)
+    write_json(root / "description.json", description())
+    place_target(made.workspace, "fake")
+    return made
+
+
+def place_target(workspace: Workspace, name: str) -> None:
+    """A target as if it had been fetched: a record, a folder in the store, and the receipt."""
+    record = TargetRecord(
+        name=name,
+        source={"kind": "random"},
+        revision="1",
+        digest=DIGEST,
+        weights_digest=DIGEST,
+        embedding_digest=DIGEST,
+        head_digest=DIGEST,
+        tokenizer_digest=DIGEST,
+        chat_template_digest=DIGEST,
+        dtype="float32",
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        text_config={},
+        hidden_size=8,
+        num_layers=4,
+        vocab_logical=16,
+        vocab_physical=16,
+        max_position=128,
+        taps=(0, 1),
+        mask_token_id=3,
+        eos_token_ids=(1,),
+    )
+    write_model(workspace.target_record(name), record)
+    folder = record.folder(workspace.root)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    spec = read_target(workspace.root, name)
+    write_model(fetch._path(workspace, name), fetch._receipt(workspace, spec))
+
+
+def description() -> dict[str, Any]:
+    """What a package says about itself, valid and made up."""
+    from dspark.package.manifest import Description
+
+    target = {
+        "name": "fake",
+        "public_id": "fake",
+        "source": {"kind": "random"},
+        "revision": "1",
+        **dict.fromkeys(
+            ("weights_digest", "embedding_digest", "head_digest", "tokenizer_digest", "chat_template_digest"), DIGEST
+        ),
+        "dtype": "float32",
+        "vocab_logical": 16,
+        "vocab_physical": 16,
+        "max_position": 128,
+    }
+    corpus = {
+        "name": "fake",
+        "digest": DIGEST,
+        "domains": ["rows"],
+        "evaluation_domains": [],
+        "prompts": {"train": 1},
+        "tokens": {"train": 1},
+        "thinking_mode": "none",
+        "sampling": {},
+    }
+    drafter = {
+        "kind": "dspark",
+        "gamma": 7,
+        "taps": [0, 1],
+        "tap_convention": "output of layer k, counted from 0",
+        "sample_from_anchor": True,
+        "mask_token_id": 3,
+        "markov": {"type": "vanilla", "rank": 4},
+        "confidence": {"enabled": True, "with_markov": True, "bias": True},
+        "draft_vocab": 16,
+        "parameters": 1,
+        "dtype": "float32",
+    }
+    value = {
+        "name": "dspark-fake",
+        "build": "fake",
+        "inputs": {"target": target, "corpus": corpus, "recipe": {}},
+        "drafter": drafter,
+        "model_digest": DIGEST,
+        "package_digest": DIGEST,
+    }
+    return model_json(Description.model_validate(value))

@@ -1,0 +1,152 @@
+"""One run per workspace, and the repair of what a killed DVC leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark.errors import PreflightError
+from dspark.workspace.layout import Workspace, find_workspace
+from dspark.workspace.lock import (
+    complete_lock_file,
+    dvc_processes,
+    holder,
+    keep_dvc_lock,
+    repair_dvc,
+    run_lock,
+)
+
+LOCK_FILE = (
+    "schema: '2.0'\nstages:\n  train@b:\n    cmd: x\n    outs:\n    - path: builds/b/train\n      md5: 0123456789\n"
+)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
+    return Workspace(tmp_path)
+
+
+def test_a_second_run_is_refused_and_names_the_first(workspace: Workspace) -> None:
+    with run_lock(workspace, "dspark run of build 'b'", print):
+        found = holder(workspace)
+        assert found is not None and found["pid"] == os.getpid()
+        message = f"in use: dspark run of build 'b' \\(process {os.getpid()}\\)"
+        with pytest.raises(PreflightError, match=message), run_lock(workspace, "another", print):
+            raise AssertionError("both hold it")
+    assert holder(workspace) is None
+    with run_lock(workspace, "a later one", print):
+        assert holder(workspace) is not None
+
+
+def test_a_workspace_that_never_ran_is_free(workspace: Workspace) -> None:
+    assert holder(workspace) is None
+
+
+def killed_owner_with_child(workspace: Workspace, seconds: float) -> subprocess.Popen[str]:
+    """A process that takes the lock, hands it to a child that lives for `seconds`, and dies of SIGKILL."""
+    code = (
+        "import os, signal, subprocess, sys; from pathlib import Path\n"
+        "from dspark.workspace.layout import Workspace; from dspark.workspace.lock import run_lock\n"
+        f"with run_lock(Workspace(Path({str(workspace.root)!r})), 'first', print) as handle:\n"
+        f"    subprocess.Popen(['sleep', '{seconds}'], pass_fds=(handle,), stdout=subprocess.DEVNULL)\n"
+        "    print('held', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+    owner.wait()
+    return owner
+
+
+def test_a_run_waits_for_what_a_killed_run_left_running(workspace: Workspace) -> None:
+    killed_owner_with_child(workspace, 1.5)
+    notes: list[str] = []
+    with run_lock(workspace, "second", notes.append):
+        assert len(notes) == 1 and "waiting" in notes[0]
+
+
+def test_it_does_not_wait_for_ever(workspace: Workspace) -> None:
+    killed_owner_with_child(workspace, 3)
+    second = run_lock(workspace, "second", lambda message: None, patience_seconds=0.3)
+    with pytest.raises(PreflightError, match="does not stop"), second:
+        raise AssertionError("both hold it")
+
+
+@pytest.mark.parametrize("content", ["", '{"write": {"a"'])
+def test_an_unreadable_table_of_file_locks_is_removed(workspace: Workspace, content: str) -> None:
+    table = workspace.root / ".dvc/tmp/rwlock"
+    table.write_text(content)
+    assert len(repair_dvc(workspace)) == 1
+    assert not table.exists()
+    assert repair_dvc(workspace) == []
+
+
+def test_it_is_left_alone_while_a_dvc_process_may_be_rewriting_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = workspace.root / ".dvc/tmp/rwlock"
+    table.write_text("")
+    monkeypatch.setattr("dspark.workspace.lock.dvc_processes", lambda workspace: [1])
+    assert repair_dvc(workspace) == []
+    assert table.exists()
+
+
+def test_a_readable_table_is_left_alone(workspace: Workspace) -> None:
+    table = workspace.root / ".dvc/tmp/rwlock"
+    table.write_text("{}")
+    assert repair_dvc(workspace) == []
+    assert table.read_text() == "{}"
+
+
+def test_dvc_commands_of_this_workspace_are_found(
+    workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    script = workspace.root / "dvc"
+    script.write_text("import time; time.sleep(30)")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    here = subprocess.Popen([sys.executable, str(script), "repro"], cwd=workspace.root)
+    there = subprocess.Popen([sys.executable, str(script), "repro"], cwd=elsewhere)
+    try:
+        assert dvc_processes(workspace) == [here.pid]
+    finally:
+        for child in (here, there):
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 40, len(LOCK_FILE) - 20, len(LOCK_FILE) - 1])
+def test_a_cut_off_dvc_lock_is_told_from_a_whole_one(length: int) -> None:
+    assert complete_lock_file(LOCK_FILE.encode())
+    assert not complete_lock_file(LOCK_FILE[:length].encode())
+
+
+def test_a_cut_off_dvc_lock_is_restored_from_the_last_finished_run(workspace: Workspace) -> None:
+    lock = workspace.root / "dvc.lock"
+    workspace.state.mkdir()
+    lock.write_text(LOCK_FILE)
+    keep_dvc_lock(workspace)
+    lock.write_text(LOCK_FILE[:30])
+    assert len(repair_dvc(workspace)) == 1
+    assert lock.read_text() == LOCK_FILE
+
+
+def test_without_a_copy_it_is_moved_aside(workspace: Workspace) -> None:
+    lock = workspace.root / "dvc.lock"
+    lock.write_text(LOCK_FILE[:30])
+    assert len(repair_dvc(workspace)) == 1
+    assert not lock.exists()
+    assert (workspace.root / "dvc.lock.damaged").read_text() == LOCK_FILE[:30]
+
+
+def test_the_workspace_is_found_from_inside_and_missed_from_outside(tmp_path: Path) -> None:
+    for folder in ("pipeline", "stages", "a/b"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "dvc.yaml").touch()
+    assert find_workspace(tmp_path / "a" / "b").root == tmp_path
+    with pytest.raises(PreflightError, match="not inside a workspace"):
+        find_workspace(tmp_path.parent)
