@@ -29,22 +29,27 @@ class MarkovHead(nn.Module):
         self.constant_channel = config.draft_vocab_size is not None
 
     def embed(self, previous_ids: Tensor) -> Tensor:
-        """W1 rows of target ids [...], [..., r]; channel 0 is exactly 1 with a reduced vocabulary."""
+        """W1 rows of target ids [...], [..., r]."""
         rows: Tensor = self.markov_w1(previous_ids)
-        if not self.constant_channel:
-            return rows
-        # Not the stored column, which thereby gets no gradient.
-        return torch.cat([torch.ones_like(rows[..., :1]), rows[..., 1:]], dim=-1)
+        return self._frozen(rows, 1.0)
+
+    def output_rows(self) -> Tensor:
+        """W2, [Vd, r]."""
+        return self._frozen(self.markov_w2.weight, 0.0)
 
     def bias(self, embedded: Tensor) -> Tensor:
         """Logit bias of rows made by `embed`, [..., Vd]."""
-        if not self.constant_channel:
-            return functional.linear(embedded, self.markov_w2.weight)
-        return functional.linear(embedded[..., 1:], self.markov_w2.weight[:, 1:])
+        return functional.linear(embedded, self.output_rows())
+
+    def _frozen(self, rows: Tensor, constant: float) -> Tensor:
+        # The stored column holds the constant already; put there anew it gets no gradient.
+        if not (self.constant_channel and torch.is_grad_enabled()):
+            return rows
+        return torch.cat([torch.full_like(rows[..., :1], constant), rows[..., 1:]], dim=-1)
 
     @torch.no_grad()
     def reset_constant_channel(self) -> None:
-        """Write the constants into the parameters, so that what is stored is what is computed."""
+        """Store the constants; nothing that trains moves them (their gradient is zero, and W1 and W2 do not decay)."""
         if self.constant_channel:
             self.markov_w1.weight[:, 0] = 1
             self.markov_w2.weight[:, 0] = 0

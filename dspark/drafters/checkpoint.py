@@ -1,0 +1,178 @@
+"""Drafter checkpoints: the training dialect and the union dialect, written and read.
+
+A folder of `config.json` and `model.safetensors`, tensor names without a prefix, the target's embedding and head left
+out (engines share the target's). With a reduced draft vocabulary
+
+- the training dialect keeps W2 as it is, [Vd, r], and says which tokens its rows are: `d2t_ids`, absolute, int64 [Vd];
+- the union dialect has the whole vocabulary, which every engine loads: rows of W2 for the other tokens are zero but for
+  channel 0, which is the constant 1 in every row of W1 (`heads.py`), so that their logits sink by 1000.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dspark.config.models import DType
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.description import Dialect, describe, read_description
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import IntegrityError, SettingsError, StageError
+from dspark.io.atomic import atomic_path
+from dspark.io.digest import digest_file
+from dspark.io.jsonfile import read_json, write_json
+
+if TYPE_CHECKING:
+    from dspark.targets.record import TargetRecord
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+DRAFT_IDS = "d2t_ids"
+MARKOV_W2 = "markov_head.markov_w2.weight"
+# Exact in bfloat16 and float16; beside it no trained logit counts, and exp() of it is 0 in float32.
+UNREACHABLE = -1000.0
+
+
+def write_training_checkpoint(folder: Path, drafter: DSparkDrafter, record: TargetRecord) -> None:
+    """Write the training dialect, in the drafter's own dtype.
+
+    Raises:
+        StageError: if a tensor holds NaN or infinity.
+    """
+    tensors = _parameters(drafter)
+    if drafter.config.draft_vocab_size is not None:
+        tensors[DRAFT_IDS] = drafter.draft_token_ids.cpu()
+    dtype = str(drafter.fc.weight.dtype).removeprefix("torch.")
+    _write(folder, tensors, drafter.config, record, dialect="training", dtype=dtype)
+
+
+def write_union(
+    folder: Path, drafter: DSparkDrafter, record: TargetRecord, *, dtype: DType = "bfloat16", untrained: bool = False
+) -> None:
+    """Write the union dialect: one checkpoint for SGLang, vLLM, speculators and llama.cpp's converter.
+
+    Args:
+        untrained: allow tensors that training never moved (a random drafter in a test).
+    Raises:
+        StageError: if a tensor holds NaN or infinity, or looks as if training never moved it.
+    """
+    if not untrained:
+        _check_moved(_parameters(drafter))
+    wanted: torch.dtype = getattr(torch, dtype)
+    tensors = {name: value.to(wanted) for name, value in union_tensors(drafter).items()}
+    _write(folder, tensors, drafter.config, record, dialect="union", dtype=dtype)
+
+
+def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
+    """The drafter's tensors with the whole vocabulary, by name, in its own dtype, on the CPU."""
+    tensors = _parameters(drafter)
+    if drafter.config.draft_vocab_size is not None:
+        reduced = tensors[MARKOV_W2]
+        whole = reduced.new_zeros(drafter.config.vocab_size, drafter.config.markov_rank)
+        whole[:, 0] = UNREACHABLE
+        whole[drafter.draft_token_ids.cpu()] = reduced
+        tensors[MARKOV_W2] = whole
+    return tensors
+
+
+def read_checkpoint(
+    folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None
+) -> DSparkDrafter:
+    """Read either dialect on the target's embedding and head, [V, d].
+
+    The union dialect gives a drafter with the whole vocabulary, as an engine would see it.
+
+    Args:
+        record: the target it must belong to; None: not checked.
+    Returns:
+        in eval mode, without gradients, in the stored dtype, on the embedding's device.
+    Raises:
+        IntegrityError: if the weights are not those the config names, a tensor is missing, unexpected, of another shape
+            or not finite, or the drafter belongs to another target.
+    """
+    config, own = read_description(read_json(folder / CONFIG, IntegrityError), str(folder / CONFIG))
+    if record is not None:
+        _check_target(folder, own.get("target", {}), record)
+    path = folder / WEIGHTS
+    if not path.is_file() or digest_file(path) != own.get("weights_sha256"):
+        raise IntegrityError(f"{path}: missing, or not the weights that {CONFIG} names")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as reason:
+        raise IntegrityError(f"{path}: not a safetensors file: {reason}") from None
+    ids = tensors.pop(DRAFT_IDS, None)
+    _check_finite(tensors, IntegrityError)
+    try:
+        drafter = DSparkDrafter(config, embedding, head, ids)
+    except SettingsError as reason:
+        raise IntegrityError(f"{folder}: {reason.message}", reason.hint) from None
+    _check_names(path, tensors, drafter)
+    drafter.load_state_dict(tensors, assign=True)
+    return drafter.to(embedding.device).eval().requires_grad_(False)
+
+
+def _write(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    config: DrafterConfig,
+    record: TargetRecord,
+    *,
+    dialect: Dialect,
+    dtype: str,
+) -> None:
+    _check_finite(tensors, StageError)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    digest = digest_file(folder / WEIGHTS)
+    description = describe(config, record, dialect=dialect, dtype=dtype, weights_sha256=digest)
+    write_json(folder / CONFIG, description)  # last: it names the weights
+
+
+def _parameters(drafter: DSparkDrafter) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in drafter.state_dict().items()}
+
+
+def _check_finite(tensors: dict[str, Tensor], error: type[StageError] | type[IntegrityError]) -> None:
+    broken = [name for name, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
+    if broken:
+        raise error(f"the drafter's weights are not finite: {', '.join(broken)}", "train it again")
+
+
+def _check_moved(tensors: dict[str, Tensor]) -> None:
+    still = [name for name, value in tensors.items() if bool((value == 0).all()) or bool((value == 1).all())]
+    if still:
+        raise StageError(
+            f"training never moved these tensors of the drafter, they are all 0 or all 1: {', '.join(still)}",
+            "an export without them would load everywhere and draft badly: train longer, or look for a broken gradient",
+        )
+
+
+def _check_names(path: Path, tensors: dict[str, Tensor], drafter: DSparkDrafter) -> None:
+    expected = drafter.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in tensors]
+    problems += [f"{name} is unexpected" for name in tensors if name not in expected]
+    problems += [
+        f"{name} is {list(value.shape)}, expected {list(expected[name].shape)}"
+        for name, value in tensors.items()
+        if name in expected and value.shape != expected[name].shape
+    ]
+    if len({value.dtype for value in tensors.values()}) > 1:
+        problems.append("its tensors have different dtypes")
+    if problems:
+        raise IntegrityError(f"{path}: {'; '.join(problems)}")
+
+
+def _check_target(folder: Path, found: dict[str, str], record: TargetRecord) -> None:
+    wanted = {"embedding_digest": record.embedding_digest, "head_digest": record.head_digest}
+    different = [key for key, value in wanted.items() if found.get(key) != value]
+    if different:
+        raise IntegrityError(
+            f"{folder}: the drafter belongs to {found.get('name', 'another target')}, not to this {record.name} "
+            f"({', '.join(different)} differ)",
+            "train a drafter for this target",
+        )

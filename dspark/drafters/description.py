@@ -1,0 +1,167 @@
+"""`config.json` of a drafter: one description that every consumer reads (engine-formats.md, section 0).
+
+Flat Qwen3 and DeepSpec fields for SGLang, vLLM and llama.cpp's converter, and the speculators fields beside them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from dspark.drafters.config import DrafterConfig, rope_parameters
+from dspark.errors import IntegrityError
+from dspark.io.jsonfile import validation_text
+
+if TYPE_CHECKING:
+    from dspark.targets.record import TargetRecord
+
+ARCHITECTURE = "Qwen3DSparkModel"  # what consumers dispatch on, whatever the target's family: the layers are Qwen3's
+Dialect = Literal["training", "union"]
+
+# Readers disagree on every one of these defaults, so they are always written, and anything else is refused.
+FIXED: dict[str, Any] = {
+    "sample_from_anchor": True,
+    "is_causal": False,
+    "has_embed_tokens": False,
+    "tie_word_embeddings": False,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "hidden_act": "silu",
+}
+
+
+def describe(
+    config: DrafterConfig, record: TargetRecord, *, dialect: Dialect, dtype: str, weights_sha256: str
+) -> dict[str, Any]:
+    """The content of `config.json`.
+
+    The union dialect describes the drafter as engines see it, with the whole vocabulary. The one key of our own,
+    `dspark`, says which dialect this is, what the weights' digest is and which target they belong to.
+
+    Args:
+        dtype: of the stored weights.
+    """
+    layers = _layer_fields(config)
+    speculative = {
+        "algorithm": "dspark",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": config.gamma,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        # The public id: a local path would mean nothing elsewhere and tell who made this.
+        "verifier": {"name_or_path": record.public_id or record.name, "architectures": [record.architecture]},
+    }
+    return {
+        **layers,
+        **FIXED,
+        "architectures": [ARCHITECTURE],
+        "dtype": dtype,
+        "eos_token_id": list(record.eos_token_ids),
+        "block_size": config.gamma,
+        "mask_token_id": config.mask_token_id,
+        "num_target_layers": config.num_target_layers,
+        "target_layer_ids": list(config.taps),  # 0-based layers, their outputs
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],  # indices into hidden_states, embedding first
+        "target_hidden_size": config.hidden_size,
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov_type,
+        "draft_vocab_size": config.proposed_vocab_size if dialect == "training" else config.vocab_size,
+        "sliding_window_non_causal": False,
+        "speculators_model_type": "dspark",
+        "speculators_version": "0.9.0",
+        "speculators_config": speculative,
+        "transformer_layer_config": layers,
+        "dspark": {
+            "dialect": dialect,
+            "weights_sha256": weights_sha256,
+            "proposed_vocab_size": config.proposed_vocab_size,
+            "target": {
+                "name": record.public_id or record.name,
+                "model_type": config.target_model_type,
+                "revision": record.revision,
+                "embedding_digest": record.embedding_digest,
+                "head_digest": record.head_digest,
+            },
+        },
+    }
+
+
+def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, Any]]:
+    """The config that a `config.json` describes, and its `dspark` part.
+
+    Raises:
+        IntegrityError: if it isn't a drafter this version can run; says which field is why.
+    """
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{where}: not a JSON object")
+    own = value.get("dspark")
+    if not isinstance(own, dict) or own.get("dialect") not in ("training", "union"):
+        raise IntegrityError(f"{where}: not written by dspark (no valid 'dspark' entry)")
+    expected = FIXED | {"architectures": [ARCHITECTURE], "markov_head_type": "vanilla"}
+    wrong = [f"{key} is {value.get(key)!r}, not {want!r}" for key, want in expected.items() if value.get(key) != want]
+    if wrong:
+        raise IntegrityError(f"{where}: {'; '.join(wrong)}")
+    try:
+        taps = tuple(value["target_layer_ids"])
+        if [tap + 1 for tap in taps] != value["aux_hidden_state_layer_ids"]:
+            raise IntegrityError(f"{where}: aux_hidden_state_layer_ids must be target_layer_ids + 1")
+        proposed, vocabulary = value["draft_vocab_size"], value["vocab_size"]
+        config = DrafterConfig(
+            gamma=value["block_size"],
+            layers=value["num_hidden_layers"],
+            taps=taps,
+            mask_token_id=value["mask_token_id"],
+            hidden_size=value["hidden_size"],
+            intermediate_size=value["intermediate_size"],
+            num_attention_heads=value["num_attention_heads"],
+            num_key_value_heads=value["num_key_value_heads"],
+            head_dim=value["head_dim"],
+            rms_norm_eps=value["rms_norm_eps"],
+            rope=rope_parameters(value),
+            max_position=value["max_position_embeddings"],
+            vocab_size=vocabulary,
+            markov_rank=value["markov_rank"],
+            draft_vocab_size=proposed if proposed != vocabulary else None,
+            attention_bias=value["attention_bias"],
+            target_model_type=own["target"]["model_type"],
+            num_target_layers=value["num_target_layers"],
+        )
+    except KeyError as missing:
+        raise IntegrityError(f"{where}: {missing} is missing") from None
+    except ValidationError as reason:
+        raise IntegrityError(f"{where}: {validation_text(reason)}") from None
+    except TypeError as reason:
+        raise IntegrityError(f"{where}: {reason}") from None
+    return config, own
+
+
+def _layer_fields(config: DrafterConfig) -> dict[str, Any]:
+    fields = {
+        "model_type": "qwen3",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": config.attention_bias,
+        "max_position_embeddings": config.max_position,
+        "layer_types": ["full_attention"] * config.layers,
+        "tie_word_embeddings": False,
+        # Both spellings: older readers know only the second.
+        "rope_parameters": dict(config.rope),
+        "rope_theta": config.rope["rope_theta"],
+    }
+    if config.rope["rope_type"] != "default":
+        scaling = {key: value for key, value in config.rope.items() if key != "rope_theta"}
+        fields["rope_scaling"] = scaling | {"type": config.rope["rope_type"]}
+    return fields

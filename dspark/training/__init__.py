@@ -1,0 +1,1 @@
+"""Training of a drafter: anchors, losses, the loop on accelerate, exact resume."""

@@ -1,0 +1,150 @@
+"""Batches of blocks: what one step computes, and the stateless order in which sequences come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dspark.training.anchors import Positions, response_mask, supervised_slots
+from dspark.training.losses import SlotTargets
+
+# Batches are cut from so many batches' worth of shuffled sequences sorted by length: little padding, much shuffling.
+SORTED_BATCHES = 8
+
+
+class TrainingSequence(Protocol):
+    """One prompt with its response and the target's features; `features.store.FeatureSequence` is one."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int64 [S]."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the response."""
+
+    @property
+    def taps(self) -> Tensor:
+        """Outputs of the tapped layers, [S, m*d]."""
+
+    @property
+    def last_hidden(self) -> Tensor:
+        """The target's final-normed hidden states, [S, d]."""
+
+    @property
+    def logsumexp(self) -> Tensor:
+        """Over the whole vocabulary of the target's logits, float32 [S]."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The blocks of some sequences; M supervised slots in all.
+
+    Attributes:
+        features: taps of the context, the sequences one after the other without padding, [T, m*d]; a sequence's
+            context ends before its last anchor.
+        context_slots: where each row of `features` stands in the padded context, as an index into [B * S], int64 [T].
+        anchor_ids, anchors: anchor tokens and their positions, int64 [B, N]; padded with 0.
+        visible: bool [B, N, S].
+        slot_rows: supervised slots as indices into [B * N * K], int64 [M].
+        previous_ids: teacher-forced token before the label, int64 [M].
+        targets: labels and target distributions of the supervised slots.
+    """
+
+    features: Tensor
+    context_slots: Tensor
+    anchor_ids: Tensor
+    anchors: Tensor
+    visible: Tensor
+    slot_rows: Tensor
+    previous_ids: Tensor
+    targets: SlotTargets
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on another device."""
+        moved: dict[str, Any] = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        return Batch(**moved)
+
+
+def make_batch(
+    sequences: Sequence[TrainingSequence],
+    anchors: Sequence[Positions],
+    gamma: int,
+    columns: Tensor | None,
+    max_length: int | None = None,
+) -> Batch:
+    """The batch of given anchors in given sequences.
+
+    Slot j of the block at anchor p: context 0 .. p-1, label x[p+1+j], previous token x[p+j], target distribution at
+    position p+j, the one that predicts the label.
+
+    Args:
+        anchors: positions per sequence, ascending; at least one in all.
+        gamma: K.
+        columns: column of the draft logits of every target id, int64 [V], -1 outside the draft vocabulary; None: the
+            whole vocabulary.
+        max_length: tokens of a sequence; the rest is cut.
+    """
+    blocks = max(len(chosen) for chosen in anchors)
+    lengths = np.array([int(chosen[-1]) if len(chosen) else 0 for chosen in anchors])  # of the contexts
+    steps = np.arange(lengths.max(initial=0))
+    padded = np.zeros((len(sequences), blocks), dtype=np.int64)
+    for row, chosen in zip(padded, anchors, strict=True):
+        row[: len(chosen)] = chosen
+    visible = steps < padded[:, :, None]  # a padded block has anchor 0: no context, no supervised slot
+
+    slot_rows, slots, previous, labels, hidden, normalisers, anchor_ids = [], [], [], [], [], [], []
+    for index, (sequence, chosen) in enumerate(zip(sequences, anchors, strict=True)):
+        tokens = sequence.token_ids if max_length is None else sequence.token_ids[:max_length]
+        supervised = supervised_slots(response_mask(len(tokens), sequence.prompt_length), chosen, gamma)
+        block, slot = np.nonzero(supervised)
+        before = torch.from_numpy(chosen[block] + slot)  # p + j
+        slot_rows.append((index * blocks + block) * gamma + slot)
+        slots.append(slot)
+        previous.append(tokens[before])
+        labels.append(tokens[before + 1])
+        hidden.append(sequence.last_hidden[before])
+        normalisers.append(sequence.logsumexp[before])
+        anchor_ids.append(tokens[torch.from_numpy(padded[index])])
+    label_ids = torch.cat(labels)
+    return Batch(
+        features=torch.cat([sequence.taps[:length] for sequence, length in zip(sequences, lengths, strict=True)]),
+        context_slots=torch.from_numpy(np.flatnonzero(steps < lengths[:, None])),
+        anchor_ids=torch.stack(anchor_ids),
+        anchors=torch.from_numpy(padded),
+        visible=torch.from_numpy(visible),
+        slot_rows=torch.from_numpy(np.concatenate(slot_rows)),
+        previous_ids=torch.cat(previous),
+        targets=SlotTargets(
+            labels=label_ids if columns is None else columns[label_ids],
+            target_hidden=torch.cat(hidden),
+            logsumexp=torch.cat(normalisers).float(),
+            slots=torch.from_numpy(np.concatenate(slots)),
+        ),
+    )
+
+
+def epoch_order(lengths: NDArray[np.int64], batch: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+    """Batches of one epoch: every sequence at most once, those of a batch of similar length, the tail dropped.
+
+    Args:
+        lengths: tokens per sequence, [n]; n >= batch.
+        batch: sequences per batch.
+    Returns:
+        indices [batch] per batch; a function of the arguments only.
+    """
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch))))
+    order = generator.permutation(len(lengths))
+    whole = order[: len(order) - len(order) % batch]
+    batches: list[NDArray[np.int64]] = []
+    for start in range(0, len(whole), batch * SORTED_BATCHES):
+        group = whole[start : start + batch * SORTED_BATCHES]
+        group = group[np.argsort(lengths[group], kind="stable")]
+        batches.extend(np.split(group, len(group) // batch))
+    return [batches[index] for index in generator.permutation(len(batches))]

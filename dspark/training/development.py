@@ -1,0 +1,116 @@
+"""How the drafter does on the dev split while it trains: what chooses the checkpoint.
+
+`dev_anchor_tau` is 1 + the mean, over anchors spaced evenly over the dev responses, of the number of leading slots at
+which the drafter's greedy token is the target's, with the text's own tokens as previous ones. It *overstates* the tau
+of the decoding loop (by about 20 %): the loop lands more often where drafting is hard, because a rejection ends a
+cycle there. Use it to compare checkpoints of one run, never as tau.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.training.anchors import response_mask, spaced_anchors
+from dspark.training.batches import Batch, TrainingSequence, make_batch
+from dspark.training.losses import ROWS, Multiplier, confidence_target
+from dspark.training.objective import TrainingObjective, mean_losses
+
+DEV_ANCHORS = 32  # per sequence
+
+
+@dataclass(frozen=True)
+class DevBatch:
+    """A batch of spaced anchors with the target's own greedy tokens."""
+
+    batch: Batch
+    target_columns: Tensor  # int64 [M], the target's argmax at the label's position as a draft column, -1: outside
+
+
+def dev_batches(
+    sequences: Sequence[TrainingSequence],
+    objective: TrainingObjective,
+    head: Tensor,
+    columns: Tensor | None,
+    *,
+    size: int,
+    max_length: int,
+    device: torch.device,
+) -> list[DevBatch]:
+    """The dev split as batches of `size` sequences; computed once, used at every evaluation.
+
+    Args:
+        head: the target's whole LM head, [V, d].
+        columns: see `make_batch`.
+    """
+    gamma = objective.drafter.config.gamma
+    result = []
+    for start in range(0, len(sequences), size):
+        group = sequences[start : start + size]
+        masks = [response_mask(min(len(row.token_ids), max_length), row.prompt_length) for row in group]
+        anchors = [spaced_anchors(mask, DEV_ANCHORS) for mask in masks]
+        batch = make_batch(group, anchors, gamma, columns, max_length)
+        best = greedy_tokens(batch.targets.target_hidden.to(device), head, low_precision=objective.low_precision)
+        result.append(DevBatch(batch, best if columns is None else columns.to(device)[best]))
+    return result
+
+
+@torch.no_grad()
+def greedy_tokens(hidden: Tensor, head: Tensor, *, low_precision: bool) -> Tensor:
+    """The target's most probable token after hidden states [M, d], int64 [M]."""
+    multiply = Multiplier(low_precision, hidden.device)
+    rows = multiply.wide(head)
+    return torch.cat([multiply.logits(multiply.wide(part), rows).argmax(-1) for part in torch.split(hidden, ROWS)])
+
+
+@torch.no_grad()
+def dev_sums(objective: TrainingObjective, batches: Sequence[DevBatch], device: torch.device) -> Tensor:
+    """What an evaluation adds up, float32 [8 + 4 gamma]; the caller sums over ranks, `dev_metrics` reads it."""
+    gamma = objective.drafter.config.gamma
+    total = torch.zeros(8 + 4 * gamma, device=device)
+    for dev in batches:
+        batch = dev.batch.to(device)
+        _, sums, slots, logits = objective(batch, objective.denominators(batch))
+        if slots.best is None:
+            raise RuntimeError("evaluation needs the greedy draft tokens")
+        blocks = batch.anchors.numel()
+        acceptance = confidence_target(slots.l1)
+        matches = (slots.best == dev.target_columns).float()
+        grid = torch.zeros(3, blocks * gamma, device=device)  # unsupervised slots accept nothing
+        grid[0, batch.slot_rows] = matches
+        grid[1, batch.slot_rows] = acceptance
+        grid[2, batch.slot_rows] = 1.0
+        match, accept, there = grid.view(3, blocks, gamma)
+        total[:5] += sums.stacked()
+        total[5] += match.cumprod(-1).sum()
+        total[6] += accept.cumprod(-1).sum()
+        total[7] += there[:, 0].sum()
+        error = torch.zeros(gamma, device=device).index_add_(
+            0, batch.targets.slots, (torch.sigmoid(logits) - acceptance).abs()
+        )
+        total[8:] += torch.cat([there.sum(0), match.sum(0), accept.sum(0), error])
+    return total
+
+
+def dev_metrics(total: Tensor, gamma: int) -> dict[str, float | list[float]]:
+    """Metrics from summed `dev_sums`.
+
+    Returns:
+        `dev_anchor_tau` (greedy) and `dev_anchor_tau_sampled` (analytic, temperature 1), both with the bonus token; the
+        losses; and per position j, given that the text's tokens precede it: `greedy_match`, `acceptance` (1 - L1 / 2)
+        and `confidence_error` (mean absolute).
+    """
+    anchors = max(float(total[7]), 1.0)
+    there, match, accept, error = total[8:].cpu().double().view(4, gamma).clone()
+    there = there.clamp(min=1)
+    return {
+        "dev_anchor_tau": 1 + float(total[5]) / anchors,
+        "dev_anchor_tau_sampled": 1 + float(total[6]) / anchors,
+        **{f"dev_{name}": value for name, value in mean_losses(total[:5]).items()},
+        "dev_greedy_match": (match / there).tolist(),
+        "dev_acceptance": (accept / there).tolist(),
+        "dev_confidence_error": (error / there).tolist(),
+    }

@@ -1,0 +1,221 @@
+"""The three losses of DSpark (section 3.3; deepspec.md, section 2.2), computed block-wise without keeping logits.
+
+    objective = a_ce * sum w CE / sum w  +  a_l1 * sum w ||p_d - p_t||_1 / sum w  +  a_conf * sum w BCE / sum w
+
+with w = exp(-j / decay) at slot j. p_d is the drafter's distribution with teacher-forced previous tokens, p_t the
+target's at the position before the label, both at temperature 1. The confidence target 1 - L1 / 2 is detached; the
+gradient of its BCE flows into the backbone.
+
+With a reduced draft vocabulary p_t stays exact: its logsumexp over the *whole* vocabulary was stored with the features.
+The mass that the drafter cannot reach counts in full as L1; a label outside the draft vocabulary has no cross entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ROWS = 256  # slots at a time: their logits stay in the processor's cache between passes
+
+
+@dataclass(frozen=True)
+class SlotTargets:
+    """What M supervised slots are trained towards.
+
+    Attributes:
+        labels: columns of the draft logits, int64 [M]; -1: the label is outside the draft vocabulary.
+        target_hidden: the target's final-normed hidden states at the label's position - 1, [M, d].
+        logsumexp: over the target's whole vocabulary at those positions, float32 [M].
+        slots: j, int64 [M].
+    """
+
+    labels: Tensor
+    target_hidden: Tensor
+    logsumexp: Tensor
+    slots: Tensor
+
+    def weights(self, decay: float) -> Tensor:
+        """w = exp(-j / decay), float32 [M]."""
+        return torch.exp(-self.slots.float() / decay)
+
+    def to(self, device: torch.device) -> SlotTargets:
+        """The same on another device."""
+        return SlotTargets(
+            self.labels.to(device), self.target_hidden.to(device), self.logsumexp.to(device), self.slots.to(device)
+        )
+
+
+@dataclass(frozen=True)
+class SlotLosses:
+    """What was found per slot, without gradient.
+
+    Attributes:
+        cross_entropy: float32 [M]; 0 where the label is outside the draft vocabulary.
+        l1: ||p_d - p_t||_1, float32 [M], in [0, 2].
+        best: the most probable draft column, int64 [M]; None in training, where nobody asks.
+    """
+
+    cross_entropy: Tensor
+    l1: Tensor
+    best: Tensor | None
+
+
+def distribution_losses(
+    hidden: Tensor,
+    markov: Tensor,
+    markov_w2: Tensor,
+    head: Tensor,
+    targets: SlotTargets,
+    *,
+    cross_entropy_weights: Tensor,
+    l1_weights: Tensor,
+    low_precision: bool,
+) -> tuple[Tensor, SlotLosses]:
+    """Cross entropy and L1 of slots.
+
+    Args:
+        hidden: h, [M, d].
+        markov: rows of W1 at the previous tokens, [M, r].
+        markov_w2: W2, [Vd, r].
+        head: LM head rows of the draft vocabulary, frozen, [Vd, d].
+        cross_entropy_weights, l1_weights: float32 [M], denominators included.
+        low_precision: multiply in bfloat16; softmaxes and sums are float32 always.
+    Returns:
+        sum(cross_entropy_weights * CE + l1_weights * L1), differentiable in hidden, markov and markov_w2, and what was
+        found per slot. Under `torch.no_grad` no gradient is formed.
+    """
+    training = torch.is_grad_enabled()
+    with torch.autocast(hidden.device.type, enabled=False):
+        objective, cross_entropy, l1, best = _Distribution.apply(
+            hidden, markov, markov_w2, head, targets, cross_entropy_weights, l1_weights, low_precision, training
+        )  # type: ignore[no-untyped-call]
+    return objective, SlotLosses(cross_entropy, l1, None if training else best)
+
+
+def confidence_target(l1: Tensor) -> Tensor:
+    """c* = 1 - L1 / 2: the probability that the slot's token is accepted, clamped to [0, 1], detached."""
+    return (1 - 0.5 * l1.detach()).clamp(0, 1)
+
+
+def confidence_loss(logits: Tensor, l1: Tensor) -> Tensor:
+    """BCE of confidence logits [M] against c*, per slot, float32 [M]."""
+    return functional.binary_cross_entropy_with_logits(logits.float(), confidence_target(l1), reduction="none")
+
+
+class _Distribution(torch.autograd.Function):
+    """CE and L1 of chunks of slots; the gradient is formed while the chunk's probabilities are at hand.
+
+    Both distributions sum to 1 over the whole vocabulary and p_d has no mass outside the draft vocabulary, so
+    L1 = 2 sum max(p_d - p_t, 0) over draft tokens: what the drafter cannot reach is in it. With z the draft logits,
+    i the indicator of p_d > p_t and q = sum i p_d
+
+        d(a CE + b L1)/dz = a (p_d - onehot) + 2 b p_d (i - q).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        markov: Tensor,
+        markov_w2: Tensor,
+        head: Tensor,
+        targets: SlotTargets,
+        cross_entropy_weights: Tensor,
+        l1_weights: Tensor,
+        low_precision: bool,
+        training: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count, width, device = hidden.shape[0], hidden.shape[1], hidden.device
+        multiply = Multiplier(low_precision, device)
+        joined = torch.cat([hidden.float(), markov.float()], dim=-1)
+        weight = torch.cat([head.float(), markov_w2.float()], dim=-1)
+        wide_weight, wide_head = multiply.wide(weight), multiply.wide(head)
+        narrow_weight, narrow_markov = multiply.narrow(weight), multiply.narrow(markov)
+        cross_entropy = torch.empty(count, device=device)
+        l1 = torch.empty(count, device=device)
+        best = torch.empty(0 if training else count, dtype=torch.int64, device=device)
+        d_joined = torch.empty_like(joined) if training else None
+        d_w2 = torch.zeros(markov_w2.shape, device=device) if training else None
+        # Two buffers for all chunks: fresh memory for every product would cost as much as the arithmetic.
+        shape = (min(ROWS, count), head.shape[0])
+        first, second = torch.empty(shape, device=device), torch.empty(shape, device=device)
+        for start in range(0, count, ROWS):
+            rows = slice(start, min(start + ROWS, count))
+            buffer, draft = first[: rows.stop - start], second[: rows.stop - start]
+            inside = targets.labels[rows] >= 0
+            columns = targets.labels[rows].clamp(min=0).unsqueeze(1)
+            torch.softmax(multiply.logits(multiply.wide(joined[rows]), wide_weight, buffer), dim=-1, out=draft)
+            target = multiply.logits(multiply.wide(targets.target_hidden[rows]), wide_head, buffer)
+            target.sub_(targets.logsumexp[rows].unsqueeze(1)).exp_()
+            smallest = torch.finfo(draft.dtype).tiny  # a CE of 87 is as good as any larger one
+            surprise = -draft.gather(1, columns).squeeze(1).clamp(min=smallest).log()
+            cross_entropy[rows] = torch.where(inside, surprise, 0.0)
+            above = torch.sub(draft, target, out=buffer).relu_()
+            torch.mul(above.sum(-1), 2, out=l1[rows])
+            if d_joined is None or d_w2 is None:
+                torch.argmax(draft, dim=-1, out=best[rows])
+                continue
+            a = torch.where(inside, cross_entropy_weights[rows], 0.0).unsqueeze(1)
+            twice_b = 2 * l1_weights[rows].unsqueeze(1)
+            excess = above.sign_().mul_(draft)  # i p_d
+            share = excess.sum(-1, keepdim=True)  # q
+            gradient = excess.mul_(twice_b).addcmul_(draft, a - twice_b * share).scatter_add_(1, columns, -a)
+            narrow = multiply.narrow(gradient)
+            d_joined[rows] = torch.mm(narrow, narrow_weight)
+            d_w2 += torch.mm(narrow.t(), narrow_markov[rows])
+        if d_joined is not None and d_w2 is not None:
+            ctx.save_for_backward(d_joined[:, :width], d_joined[:, width:], d_w2)
+            ctx.dtypes = (hidden.dtype, markov.dtype, markov_w2.dtype)
+        ctx.mark_non_differentiable(cross_entropy, l1, best)
+        objective = torch.dot(cross_entropy_weights, cross_entropy) + torch.dot(l1_weights, l1)
+        return objective, cross_entropy, l1, best
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_unused: Any) -> tuple[Tensor | None, ...]:
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return *((gradient * upstream).to(dtype) for gradient, dtype in gradients), *[None] * 6
+
+
+class Multiplier:
+    """Matrix products in float32, or in bfloat16 with float32 results where logits need them.
+
+    A logit of 20 rounded to bfloat16 is off by up to 0.06, its probability by 6 %: only the factors are rounded.
+    """
+
+    def __init__(self, low_precision: bool, device: torch.device) -> None:
+        self.low_precision = low_precision
+        self.on_cpu = device.type == "cpu"
+
+    def wide(self, x: Tensor) -> Tensor:
+        """A factor of `logits`."""
+        return x.bfloat16() if self.low_precision and not self.on_cpu else x.float()
+
+    def narrow(self, x: Tensor) -> Tensor:
+        """A factor of an ordinary product."""
+        return x.bfloat16() if self.low_precision else x.float()
+
+    def logits(self, states: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """states @ rows.T of two factors made by `wide`, float32 [M, V]; written to `out` if it is given."""
+        if self.low_precision and not self.on_cpu:
+            product = torch.mm(states, rows.t(), out_dtype=torch.float32)
+            return product if out is None else out.copy_(product)
+        with _bfloat16_factors() if self.low_precision else nullcontext():
+            return torch.mm(states, rows.t(), out=out)
+
+
+@contextmanager
+def _bfloat16_factors() -> Iterator[None]:
+    """Let oneDNN round the factors of float32 products to bfloat16 (a process-wide switch, put back at the end)."""
+    switch: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = switch.fp32_precision
+    switch.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        switch.fp32_precision = before

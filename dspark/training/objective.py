@@ -1,0 +1,117 @@
+"""The drafter with its losses as one module: what a step differentiates and what an evaluation reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dspark.config.models import LossSettings
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.training.batches import Batch
+from dspark.training.losses import SlotLosses, confidence_loss, distribution_losses
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Weighted sums over supervised slots; add them over batches and ranks, then divide.
+
+    Attributes:
+        weight: sum of w.
+        labelled_weight: sum of w over slots whose label is in the draft vocabulary.
+        cross_entropy, l1, confidence: weighted sums of the losses.
+    """
+
+    weight: Tensor
+    labelled_weight: Tensor
+    cross_entropy: Tensor
+    l1: Tensor
+    confidence: Tensor
+
+    def stacked(self) -> Tensor:
+        """All five in one tensor, float32 [5], in the order above."""
+        return torch.stack([self.weight, self.labelled_weight, self.cross_entropy, self.l1, self.confidence])
+
+
+def mean_losses(sums: Tensor) -> dict[str, float]:
+    """Losses from summed `Sums.stacked()`, each over its own denominator."""
+    weight, labelled, cross_entropy, l1, confidence = (float(value) for value in sums)
+    return {
+        "cross_entropy": cross_entropy / labelled if labelled else 0.0,
+        "l1": l1 / weight if weight else 0.0,
+        "confidence": confidence / weight if weight else 0.0,
+    }
+
+
+class TrainingObjective(nn.Module):
+    """0.1 CE + 0.9 L1 + 1.0 BCE (weights from the settings) on batches of blocks.
+
+    One module with one forward, so that DistributedDataParallel sees every parameter used.
+    """
+
+    def __init__(self, drafter: DSparkDrafter, settings: LossSettings, *, low_precision: bool) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.settings = settings
+        self.low_precision = low_precision
+
+    def denominators(self, batch: Batch) -> Tensor:
+        """Sum of w and sum of w over labels inside the draft vocabulary, float32 [2]; all-reduced by the caller."""
+        weights = batch.targets.weights(self.settings.decay)
+        return torch.stack([weights.sum(), weights[batch.targets.labels >= 0].sum()])
+
+    def forward(self, batch: Batch, denominators: Tensor) -> tuple[Tensor, Sums, SlotLosses, Tensor]:
+        """The objective on a batch.
+
+        Args:
+            denominators: float32 [2], of all batches of this step together (all ranks).
+        Returns:
+            the objective (a scalar, of which the ranks' sum is the step's), weighted sums, losses per slot, and
+            confidence logits per slot [M].
+        """
+        hidden, markov = self.states(batch)
+        head = self.drafter.markov_head
+        weights = batch.targets.weights(self.settings.decay)
+        weight, labelled_weight = denominators.clamp(min=torch.finfo(torch.float32).tiny)
+        objective, slots = distribution_losses(
+            hidden,
+            markov,
+            head.output_rows(),
+            self.drafter.head,
+            batch.targets,
+            cross_entropy_weights=weights * (self.settings.cross_entropy / labelled_weight),
+            l1_weights=weights * (self.settings.l1 / weight),
+            low_precision=self.low_precision,
+        )
+        logits = self.drafter.confidence_head(hidden, markov)
+        confidence = weights * confidence_loss(logits, slots.l1)
+        objective = objective + self.settings.confidence * confidence.sum() / weight
+        sums = Sums(
+            weight=weights.sum(),
+            labelled_weight=weights[batch.targets.labels >= 0].sum(),
+            cross_entropy=(weights * slots.cross_entropy).sum(),
+            l1=(weights * slots.l1).sum(),
+            confidence=confidence.detach().sum(),
+        )
+        return objective, sums, slots, logits
+
+    def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """h and Markov rows of the supervised slots, [M, d] and [M, r]."""
+        drafter = self.drafter
+        rows, _, length = batch.visible.shape
+        device = batch.features.device
+        dtype = torch.bfloat16 if self.low_precision else torch.float32
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.low_precision):
+            flat = drafter.project(batch.features.to(dtype))
+            context = flat.new_zeros(rows * length, flat.shape[-1]).index_copy(0, batch.context_slots, flat)
+            slots = torch.arange(drafter.config.gamma, device=device)
+            hidden = drafter.block_hidden(
+                drafter.block_inputs(batch.anchor_ids),
+                context.view(rows, length, -1),
+                torch.arange(length, device=device).expand(rows, length),
+                batch.anchors.unsqueeze(-1) + slots,
+                batch.visible,
+            )
+        states = hidden.flatten(0, 2).index_select(0, batch.slot_rows)
+        return states, drafter.markov_head.embed(batch.previous_ids)

@@ -1,0 +1,182 @@
+"""Checkpoints of unfinished training: complete or absent, checked by digest, without pickles.
+
+    work/step-000300/{model.safetensors, optimizer.safetensors, state.json}     the last two are kept
+    work/best-000200.safetensors                                                the best weights they refer to
+
+Data order and anchors are functions of (seed, step), so no random state needs saving.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dspark.errors import DataError
+from dspark.io.atomic import atomic_path, replace_tree
+from dspark.io.digest import digest_file
+from dspark.io.jsonfile import canonical_json, read_model, write_model
+
+KEEP = 2
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+
+
+class BestWeights(BaseModel):
+    """The weights that did best on the dev split so far."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: str  # beside the checkpoints
+    sha256: str
+    step: int
+    metrics: dict[str, Any]
+
+
+class TrainingState(BaseModel):
+    """`state.json` of a checkpoint; written last, so that a folder with one is complete.
+
+    Attributes:
+        step: optimizer steps done.
+        identity: what this run is: architecture, settings, digests of the data. Resuming needs it unchanged.
+        rows: of `curves.csv` so far.
+        dev: metrics of the last evaluation.
+        seconds: spent training so far, in all attempts.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_: Literal["dspark/train-state/1"] = Field(default="dspark/train-state/1", alias="schema")
+    step: int
+    identity: dict[str, Any]
+    rows: list[dict[str, float | int | None]]
+    dev: dict[str, Any] = {}
+    seconds: float
+    best: BestWeights | None = None
+    sha256: dict[str, str] = {}
+
+
+def write_best(work: Path, step: int, weights: dict[str, Tensor]) -> None:
+    """Write the best weights; earlier ones stay until `write_checkpoint` finds nothing that refers to them."""
+    with atomic_path(_best_path(work, step)) as temporary:
+        save_file(weights, temporary)
+
+
+def best_weights(work: Path, step: int, metrics: dict[str, Any]) -> BestWeights:
+    """A reference to best weights that were written."""
+    path = _best_path(work, step)
+    return BestWeights(file=path.name, sha256=digest_file(path), step=step, metrics=metrics)
+
+
+def read_best(work: Path, best: BestWeights) -> dict[str, Tensor]:
+    """The best weights.
+
+    Raises:
+        DataError: if they are missing or damaged.
+    """
+    path = work / best.file
+    if not path.is_file() or digest_file(path) != best.sha256:
+        raise DataError(f"{path}: missing or damaged", f"remove {work} and train again")
+    return load_file(path)
+
+
+def write_checkpoint(
+    work: Path, state: TrainingState, weights: dict[str, Tensor], optimizer: dict[str, Tensor]
+) -> None:
+    """Write `step-<step>` with one rename, then remove what the last two don't need."""
+    path = work / f"step-{state.step:06d}"
+    part = work / f".{path.name}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name, tensors in ((MODEL, weights), (OPTIMIZER, optimizer)):
+        with atomic_path(part / name) as temporary:
+            save_file(tensors, temporary)
+    sums = {name: digest_file(part / name) for name in (MODEL, OPTIMIZER)}
+    write_model(part / STATE, state.model_copy(update={"sha256": sums}))
+    replace_tree(part, path)
+    _prune(work)
+
+
+def read_latest(work: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]] | None:
+    """State, weights and optimizer of the newest checkpoint that is intact; None if there is none."""
+    for path in _checkpoints(work):
+        try:
+            state = read_model(path / STATE, TrainingState)
+        except DataError:
+            continue
+        intact = all((path / name).is_file() and digest_file(path / name) == sha for name, sha in state.sha256.items())
+        if intact and state.sha256:
+            return state, load_file(path / MODEL), load_file(path / OPTIMIZER)
+    return None
+
+
+def check_identity(work: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to continue a run that was started with something else.
+
+    Raises:
+        DataError: naming every difference.
+    """
+    before, after = _flat(found), _flat(wanted)
+    different = [
+        f"{key}: was {before.get(key, 'absent')}, is {after.get(key, 'absent')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+    if different:
+        raise DataError(
+            f"{work}: the checkpoint belongs to another training run ({'; '.join(different)})",
+            f"put the settings back, or remove {work} to start again",
+        )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: `<parameter>/exp_avg` and so on."""
+    return {
+        f"{names[parameter]}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str], saved: dict[str, Tensor]) -> None:
+    """Put a saved state back, each tensor on its parameter's device (the step counter stays where AdamW keeps it)."""
+    for parameter, name in names.items():
+        entries = {key: value for key, value in saved.items() if key.rpartition("/")[0] == name}
+        optimizer.state[parameter] = {
+            key.rpartition("/")[2]: value.to(parameter.device) if value.dim() or parameter.is_cuda else value
+            for key, value in entries.items()
+        }
+
+
+def _best_path(work: Path, step: int) -> Path:
+    return work / f"best-{step:06d}.safetensors"
+
+
+def _checkpoints(work: Path) -> list[Path]:
+    """Finished checkpoints, newest first."""
+    return sorted((path for path in work.glob("step-*") if (path / STATE).is_file()), reverse=True)
+
+
+def _prune(work: Path) -> None:
+    kept: set[str] = set()
+    for index, path in enumerate(_checkpoints(work)):
+        if index >= KEEP:
+            shutil.rmtree(path)
+        elif best := read_model(path / STATE, TrainingState).best:
+            kept.add(best.file)
+    for path in work.glob("best-*.safetensors"):
+        if path.name not in kept:
+            path.unlink()
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    if not isinstance(value, dict):
+        return {prefix: canonical_json(value)}
+    result: dict[str, str] = {}
+    for key, inner in value.items():
+        result |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    return result

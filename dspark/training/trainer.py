@@ -1,0 +1,341 @@
+"""The training loop, on accelerate: one process or DistributedDataParallel.
+
+AdamW on float32 master weights, linear warm-up, cosine to zero, clipping (DSpark, section 3.3). What a step sees is a
+function of (seed, step), so a run that was killed continues, on the same machine, to the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+
+from dspark.config.models import TrainingSettings
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import DataError, Interrupted, SettingsError, StageError
+from dspark.io.progress import Progress
+from dspark.training.anchors import anchor_candidates, draw_anchors, response_mask
+from dspark.training.batches import Batch, TrainingSequence, epoch_order, make_batch
+from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
+from dspark.training.objective import TrainingObjective, mean_losses
+from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
+from dspark.training.resume import (
+    BestWeights,
+    TrainingState,
+    best_weights,
+    check_identity,
+    optimizer_tensors,
+    read_best,
+    read_latest,
+    restore_optimizer,
+    write_best,
+    write_checkpoint,
+)
+from dspark.training.vocabulary import draft_columns, select_draft_tokens
+
+
+def train(
+    config: DrafterConfig,
+    embedding: Tensor,
+    head: Tensor,
+    train_sequences: Sequence[TrainingSequence],
+    dev_sequences: Sequence[TrainingSequence],
+    settings: TrainingSettings,
+    work: Path,
+    progress: Progress | None = None,
+    *,
+    eos_token_ids: Iterable[int] = (),
+) -> TrainingResult:
+    """Train a drafter on a target's features.
+
+    Args:
+        embedding, head: the target's, [V, d]; frozen.
+        train_sequences, dev_sequences: with features; those too short for one anchor are left out.
+        work: folder of the checkpoints; training continues from the newest one there.
+        eos_token_ids: are always in a reduced draft vocabulary.
+    Returns:
+        the drafter with the weights of the best `dev_anchor_tau`, and how it got there.
+    Raises:
+        DataError: no usable sequences, or `work` holds another run's checkpoints.
+        StageError: the loss is not finite.
+        Interrupted: a stop was requested; a checkpoint was written first.
+    """
+    trainer = Trainer(config, embedding, head, train_sequences, dev_sequences, settings, work, eos_token_ids)
+    return trainer.run(progress or Progress())
+
+
+class Trainer:
+    """One run: model, optimizer, data and the point they have reached."""
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        embedding: Tensor,
+        head: Tensor,
+        train_sequences: Sequence[TrainingSequence],
+        dev_sequences: Sequence[TrainingSequence],
+        settings: TrainingSettings,
+        work: Path,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.config, self.settings, self.work = config, settings, work
+        self.train_sequences = _usable(train_sequences, settings.max_length, "train")
+        self.dev_sequences = _usable(dev_sequences, settings.max_length, "dev")
+        self.skipped = len(train_sequences) - len(self.train_sequences)
+        handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are the target's, equal everywhere
+        self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=handlers)  # autocast is `objective`'s
+        self.device: torch.device = self.accelerator.device
+        self.low_precision = settings.precision == "bfloat16" and bfloat16_pays(self.device)
+        ids = None
+        if config.draft_vocab_size is not None:
+            ids = select_draft_tokens(
+                self.train_sequences,
+                config.draft_vocab_size,
+                config.vocab_size,
+                always=eos_token_ids,
+                never=[config.mask_token_id],
+            )
+        self.columns = None if ids is None else draft_columns(ids, config.vocab_size)
+        self.drafter = DSparkDrafter(config, embedding, head, ids, seed=settings.seed).to(self.device)
+        self.whole_head = head.detach().to(self.device)
+        self.objective = TrainingObjective(self.drafter, settings.loss, low_precision=self.low_precision)
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.drafter.named_parameters()}
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.drafter, settings.weight_decay), lr=settings.learning_rate, fused=True
+        )
+        self.model: Any = self.accelerator.prepare(self.objective)
+        self.batch_size = min(settings.sequences_per_step, len(self.train_sequences))
+        if self.batch_size < self.accelerator.num_processes:
+            raise SettingsError(
+                f"training.sequences_per_step: {self.batch_size} sequences a step cannot be shared by "
+                f"{self.accelerator.num_processes} processes"
+            )
+        self.lengths = np.array([min(len(row.token_ids), settings.max_length) for row in self.train_sequences])
+        self.order = lru_cache(maxsize=2)(
+            lambda epoch: epoch_order(self.lengths, self.batch_size, settings.seed, epoch)
+        )
+        self.identity: dict[str, Any] = {
+            "drafter": config.model_dump(mode="json"),
+            "training": settings.model_dump(mode="json"),
+            "train_tokens": _token_digest(self.train_sequences),
+            "dev_tokens": _token_digest(self.dev_sequences),
+        }
+        self.step, self.seconds = 0, 0.0
+        self.rows: list[Row] = []
+        self.dev: dict[str, Any] = {}
+        self.best: BestWeights | None = None
+        self.saved_at = -1
+
+    def run(self, progress: Progress) -> TrainingResult:
+        """Train to the end and return the best drafter."""
+        self.restore()
+        if self.settings.precision == "bfloat16" and not self.low_precision:
+            progress.note("this processor has no bfloat16 arithmetic: training in float32")
+        progress.start("train", total=self.settings.steps, done=self.step)
+        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+        dev = dev_batches(
+            self.dev_sequences[share],
+            self.objective,
+            self.whole_head,
+            self.columns,
+            size=self.settings.sequences_per_step,
+            max_length=self.settings.max_length,
+            device=self.device,
+        )
+        while self.step < self.settings.steps:
+            started = time.perf_counter()
+            row = self.train_step()
+            last = self.step == self.settings.steps
+            if last or self.step % self.settings.dev_every_steps == 0:
+                row |= self.evaluate(dev)
+            self.seconds += time.perf_counter() - started
+            self.rows.append(row | {"seconds": round(self.seconds, 3)})
+            if last or self.step % self.settings.checkpoint_every_steps == 0:
+                self.save()
+            tau = self.dev.get("dev_anchor_tau")
+            fields = {"loss": row["loss"]} if tau is None else {"loss": row["loss"], "dev_anchor_tau": tau}
+            try:
+                progress.advance(1, **fields)
+            except Interrupted:
+                self.save()
+                raise
+        return self.result()
+
+    def train_step(self) -> Row:
+        """One optimizer step; returns its row of `curves.csv`."""
+        rate = learning_rate(self.step, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = self.batch(self.step)
+        denominators = self.summed(self.objective.denominators(batch))
+        self.optimizer.zero_grad(set_to_none=True)
+        objective, sums, _, _ = self.model(batch, denominators)
+        # DistributedDataParallel averages gradients; the objective of the step is the ranks' sum.
+        self.accelerator.backward(objective * self.accelerator.num_processes)
+        norm = float(self.accelerator.clip_grad_norm_(self.drafter.parameters(), self.settings.clip_norm))
+        if not math.isfinite(norm):
+            raise StageError(
+                f"training step {self.step + 1}: the gradient is not finite",
+                "lower training.learning_rate, or set training.precision to float32",
+            )
+        self.optimizer.step()
+        self.step += 1
+        losses = mean_losses(self.summed(sums.stacked()))
+        weights = self.settings.loss
+        total = (
+            weights.cross_entropy * losses["cross_entropy"]
+            + weights.l1 * losses["l1"]
+            + weights.confidence * losses["confidence"]
+        )
+        return {"step": self.step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
+
+    def batch(self, step: int) -> Batch:
+        """This process's share of the sequences and anchors of a step (0-based)."""
+        per_epoch = len(self.train_sequences) // self.batch_size
+        epoch, offset = divmod(step, per_epoch)
+        chosen = self.order(epoch)[offset][self.accelerator.process_index :: self.accelerator.num_processes]
+        anchors = []
+        for index in chosen:
+            mask = response_mask(int(self.lengths[index]), self.train_sequences[index].prompt_length)
+            key = (self.settings.seed, step, int(index))
+            anchors.append(draw_anchors(mask, self.settings.anchors_per_sequence, key))
+        sequences = [self.train_sequences[index] for index in chosen]
+        return make_batch(sequences, anchors, self.config.gamma, self.columns, self.settings.max_length).to(self.device)
+
+    def evaluate(self, dev: list[DevBatch]) -> Row:
+        """Evaluate on the dev split, keep the weights if they are the best so far; returns columns for `curves.csv`."""
+        total = self.summed(dev_sums(self.objective, dev, self.device))
+        self.dev = {"step": self.step, **dev_metrics(total, self.config.gamma)}
+        if self.best is None or self.dev["dev_anchor_tau"] > self.best.metrics["dev_anchor_tau"]:
+            if self.accelerator.is_main_process:
+                write_best(self.work, self.step, self.weights())
+            self.accelerator.wait_for_everyone()
+            self.best = best_weights(self.work, self.step, self.dev)
+        return {key: value for key, value in self.dev.items() if key in COLUMNS and key != "step"}
+
+    def save(self) -> None:
+        """Write a checkpoint of this step unless there is one."""
+        if self.saved_at == self.step:
+            return
+        if self.accelerator.is_main_process:
+            state = TrainingState(
+                step=self.step,
+                identity=self.identity,
+                rows=self.rows,
+                dev=self.dev,
+                seconds=self.seconds,
+                best=self.best,
+            )
+            write_checkpoint(self.work, state, self.weights(), optimizer_tensors(self.optimizer, self.names))
+        self.accelerator.wait_for_everyone()
+        self.saved_at = self.step
+
+    def restore(self) -> None:
+        """Continue from the newest checkpoint in `work`, if there is one."""
+        found = read_latest(self.work)
+        if found is None:
+            return
+        state, weights, optimizer = found
+        check_identity(self.work, state.identity, self.identity)
+        self.drafter.load_state_dict(weights)
+        restore_optimizer(self.optimizer, self.names, optimizer)
+        self.step, self.seconds, self.saved_at = state.step, state.seconds, state.step
+        self.rows, self.dev, self.best = list(state.rows), state.dev, state.best
+
+    def result(self) -> TrainingResult:
+        """The drafter with its best weights, and the metrics."""
+        if self.best is None:
+            raise RuntimeError("training ended without an evaluation")
+        self.drafter.load_state_dict(read_best(self.work, self.best))
+        drafter = self.drafter.eval().requires_grad_(False)
+        metrics = TrainMetrics(
+            geometry=self.config.geometry,
+            trainable_parameters=sum(parameter.numel() for parameter in self.names),
+            steps=self.step,
+            train_sequences=len(self.train_sequences),
+            train_tokens=int(self.lengths.sum()),
+            skipped_sequences=self.skipped,
+            dev_sequences=len(self.dev_sequences),
+            draft_vocab_size=self.config.proposed_vocab_size,
+            draft_vocab_coverage=coverage(self.dev_sequences, self.columns),
+            precision="bfloat16" if self.low_precision else "float32",
+            best=DevMetrics.model_validate(self.best.metrics),
+            final=DevMetrics.model_validate(self.dev),
+        )
+        return TrainingResult(drafter, metrics, self.rows, self.seconds)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained parameters by name, on the CPU."""
+        return {name: value.detach().cpu().contiguous() for name, value in self.drafter.state_dict().items()}
+
+    def summed(self, value: Tensor) -> Tensor:
+        """A tensor summed over processes."""
+        total: Tensor = self.accelerator.reduce(value, reduction="sum")
+        return total
+
+
+def learning_rate(step: int, settings: TrainingSettings) -> float:
+    """Learning rate of a step (0-based): linear warm-up over `warmup_share` of the steps, then a cosine to zero."""
+    warmup = round(settings.warmup_share * settings.steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(settings.steps - warmup, 1)))
+
+
+def parameter_groups(drafter: DSparkDrafter, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices of the backbone decay; norms, biases and the heads do not."""
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in drafter.named_parameters():
+        heads = name.startswith(("markov_head.", "confidence_head."))
+        (others if heads or parameter.dim() < 2 else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def bfloat16_pays(device: torch.device) -> bool:
+    """True where bfloat16 products are done in hardware; elsewhere they are emulated, slower than float32."""
+    if device.type != "cpu":
+        return True
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def coverage(sequences: Sequence[TrainingSequence], columns: Tensor | None) -> float:
+    """Share of response tokens that are in the draft vocabulary."""
+    if columns is None:
+        return 1.0
+    tokens = torch.cat([row.token_ids[row.prompt_length :] for row in sequences])
+    return float((columns[tokens] >= 0).double().mean())
+
+
+def _usable(sequences: Sequence[TrainingSequence], max_length: int, split: str) -> list[TrainingSequence]:
+    """Sequences with at least one anchor."""
+    usable = [
+        row
+        for row in sequences
+        if len(anchor_candidates(response_mask(min(len(row.token_ids), max_length), row.prompt_length)))
+    ]
+    if not usable:
+        raise DataError(
+            f"the {split} split has no response of two tokens or more among {len(sequences)} sequences",
+            "add prompts, or raise training.max_length",
+        )
+    return usable
+
+
+def _token_digest(sequences: Sequence[TrainingSequence]) -> str:
+    digest = hashlib.sha256()
+    for row in sequences:
+        digest.update(np.array([len(row.token_ids), row.prompt_length]).tobytes())
+        digest.update(row.token_ids.numpy().tobytes())
+    return digest.hexdigest()

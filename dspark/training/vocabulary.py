@@ -1,0 +1,50 @@
+"""The reduced draft vocabulary: the tokens that the target actually answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from dspark.errors import SettingsError
+from dspark.training.batches import TrainingSequence
+
+
+def select_draft_tokens(
+    sequences: Sequence[TrainingSequence], size: int, vocab_size: int, *, always: Iterable[int], never: Iterable[int]
+) -> Tensor:
+    """The most frequent response tokens of the train split.
+
+    Ties, and places left when the responses hold fewer different tokens, go to lower ids, which byte-pair tokenizers
+    give to more frequent tokens.
+
+    Args:
+        size: Vd < vocab_size.
+        vocab_size: V.
+        always: ids that are in whatever their count: the end-of-sequence tokens.
+        never: ids that are out: the mask token, which never occurs in text.
+    Returns:
+        target ids, ascending, int64 [Vd].
+    Raises:
+        SettingsError: if `size` tokens cannot be chosen.
+    """
+    forced, excluded = sorted(set(always)), sorted(set(never))
+    if not len(forced) <= size <= vocab_size - len(excluded) or set(forced) & set(excluded):
+        raise SettingsError(
+            f"drafter.draft_vocab_size: cannot choose {size} of {vocab_size} tokens, "
+            f"{len(forced)} of them always and {len(excluded)} never"
+        )
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for sequence in sequences:
+        counts += torch.bincount(sequence.token_ids[sequence.prompt_length :], minlength=vocab_size)
+    counts[forced] = torch.iinfo(torch.int64).max
+    counts[excluded] = -1
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def draft_columns(draft_token_ids: Tensor, vocab_size: int) -> Tensor:
+    """Column of the draft logits of every target id, int64 [V]; -1 outside the draft vocabulary."""
+    columns = torch.full((vocab_size,), -1, dtype=torch.int64)
+    columns[draft_token_ids] = torch.arange(len(draft_token_ids))
+    return columns
