@@ -152,7 +152,7 @@ def _prefill(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) 
 
 def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
     """Length of what all prompts begin with, leaving each at least one token of its own."""
-    first, most = min(prompts), max(prompts)
+    first, most = min(map(list, prompts)), max(map(list, prompts))
     limit = min(len(prompt) for prompt in prompts) - 1
     length = 0
     while length < limit and first[length] == most[length]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dspark.config.models import Digest, DType, Name, Sampling
+from dspark.config.models import Digest, DType, HubSource, Name, Sampling, TargetSpec
 from dspark.io.jsonfile import read_model
 
 STORE = Path(".dspark/store/targets")  # relative to the workspace
@@ -75,6 +75,16 @@ def read_record(path: Path) -> TargetRecord:
         DataError: missing, or not a record.
     """
     return read_model(path, TargetRecord, hint=f"dspark targets fetch {path.stem}")
+
+
+def public_source(spec: TargetSpec) -> dict[str, Any]:
+    """The source as declared, without a local path."""
+    return spec.source.model_dump(mode="json", exclude={"path"})
+
+
+def public_id(spec: TargetSpec) -> str | None:
+    """What others call the target; None for a local folder that was given no such name."""
+    return spec.public_id or (spec.source.repo if isinstance(spec.source, HubSource) else None)
 
 
 def spread_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:

@@ -1,0 +1,104 @@
+"""The files of a model folder in the transformers layout: which belong to a target, and which are missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import PreflightError
+from dspark.targets.traits import unsupported
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIGS = ("config.json", "generation_config.json")
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+TEMPLATE = ("chat_template.jinja", "chat_template.json")
+# What a complete download holds, in the hub's pattern language.
+PATTERNS = (*CONFIGS, *TOKENIZER, *TEMPLATE, SINGLE, INDEX, "model-*.safetensors")
+
+
+def missing(folder: Path) -> list[str]:
+    """Names of the files that a target needs and `folder` does not have; loads no torch."""
+    absent = [name for name in ("config.json",) if not (folder / name).is_file()]
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        absent.append("tokenizer.json")
+    if (folder / INDEX).is_file():
+        return absent + [name for name in _indexed(folder) if not (folder / name).is_file()]
+    return absent if (folder / SINGLE).is_file() else [*absent, f"{SINGLE} (or {INDEX} and its shards)"]
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files, sorted."""
+    return _indexed(folder) if (folder / INDEX).is_file() else [SINGLE]
+
+
+def target_files(folder: Path) -> list[str]:
+    """Names of all files that decide what the target says, sorted."""
+    names = [name for name in (*CONFIGS, *TOKENIZER, *TEMPLATE, INDEX) if (folder / name).is_file()]
+    return sorted({*names, *weight_files(folder)})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` as it stands.
+
+    Raises:
+        PreflightError: missing, or not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PreflightError(f"{path}: file not found", "give a model folder in the transformers layout") from None
+    except (OSError, ValueError) as reason:
+        raise PreflightError(f"{path}: not valid JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise PreflightError(f"{path}: not a JSON object")
+    return value
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Refuse a folder that cannot be a target, with the reason; loads no torch and reads no weights.
+
+    Returns:
+        its config.
+    Raises:
+        PreflightError: not a folder, files missing, only pickled weights, or an unsupported architecture.
+    """
+    if not folder.is_dir():
+        raise PreflightError(f"{folder} is not a folder", "give a model folder in the transformers layout")
+    config = read_config(folder)
+    reason = unsupported(config)
+    if reason:
+        raise PreflightError(f"{folder}: {reason}")
+    absent = missing(folder)
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise PreflightError(
+            f"{folder}: its weights are pickled ({pickles[0]}); pickles can run code and are never loaded",
+            "supply the model in safetensors",
+        )
+    if absent:
+        raise PreflightError(f"{folder}: missing {', '.join(absent)}")
+    return config
+
+
+def _indexed(folder: Path) -> list[str]:
+    """The shards that the index names; a name that leaves the folder is refused."""
+    path = folder / INDEX
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as reason:
+        raise PreflightError(f"{path}: not an index of weights: {reason}") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise PreflightError(f"{path}: names {name!r}, which is not a safetensors file beside it")
+    return names
