@@ -1,0 +1,138 @@
+"""What a run looks like: sentences, sparse lines, JSON lines, a bar."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.display import Bar, Events, Lines, Several, sentence, shown
+from dspark.cli.options import duration, print_table, size
+from dspark.workspace.listener import Outcome
+
+ROW = {
+    "time": 1.0,
+    "stage": "train@b",
+    "task": "train",
+    "unit": "steps",
+    "done": 120,
+    "total": 300,
+    "event": "progress",
+    "per_second": 2.3111,
+    "eta_seconds": 78.0,
+    "loss": 1.23456,
+}
+
+
+def test_a_progress_line_says_how_far_how_fast_and_how_long() -> None:
+    assert sentence(ROW) == "train: 120/300 steps, 2.31/s, 78 s left, loss 1.235"
+    assert sentence({"event": "note", "message": "a word"}) == "a word"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (89, "89 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512, "512 B"), (6900, "6.9 kB"), (93_000_000, "93 MB"), (1.2e9, "1.2 GB")]
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_lines_tell_beginnings_ends_and_notes_and_nothing_of_what_needed_no_run() -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.stage_started("train@b")
+    lines.stage_progress(ROW)  # too soon after the beginning
+    lines.stage_progress({"event": "note", "message": "a word"})
+    lines.stage_ended(Outcome("train@b", "ran", 12.0))
+    lines.stage_ended(Outcome("prompts@b", "up to date"))
+    lines.stage_ended(Outcome("export@b", "restored"))
+    lines.note("mended something")
+    assert out.getvalue().splitlines() == [
+        "train@b ...",
+        "  a word",
+        "train@b: ran in 12 s",
+        "export@b: restored",
+        "mended something",
+    ]
+
+
+def test_progress_lines_are_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dspark.cli.display.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.stage_started("train@b")
+    for second in range(0, 61):
+        now[0] = float(second)
+        lines.stage_progress(ROW)
+    assert len(out.getvalue().splitlines()) == 1 + 4  # at 15, 30, 45 and 60 s
+
+
+def test_quiet_leaves_only_what_matters() -> None:
+    out = io.StringIO()
+    lines = Lines(out, quiet=True)
+    lines.stage_started("train@b")
+    lines.stage_ended(Outcome("train@b", "ran", 1.0))
+    lines.note("mended something")
+    assert out.getvalue() == "mended something\n"
+
+
+def test_events_are_json_lines() -> None:
+    out = io.StringIO()
+    events = Several([Events(out)])
+    events.stage_started("train@b")
+    events.stage_progress(ROW)
+    events.stage_ended(Outcome("train@b", "failed", 1.0, "no", "hint", 5, Path("x.log")))
+    events.note("a word")
+    rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [row.get("event") for row in rows] == ["stage_started", "progress", "stage_ended", "note"]
+    assert rows[1] == ROW
+    assert {key: rows[2][key] for key in ("stage", "status", "message", "exit_code", "log")} == {
+        "stage": "train@b",
+        "status": "failed",
+        "message": "no",
+        "exit_code": 5,
+        "log": "x.log",
+    }
+
+
+def test_the_bar_shows_one_stage_and_leaves_a_line_for_each_that_ended() -> None:
+    out = io.StringIO()
+    with Bar(out) as bar:
+        bar.stage_started("train@b")
+        bar.stage_progress(ROW)
+        bar.stage_progress({"event": "note", "message": "a [word] in brackets"})
+        bar.stage_ended(Outcome("train@b", "ran", 12.0))
+        bar.stage_ended(Outcome("prompts@b", "up to date"))
+        bar.stage_progress(ROW)  # a late line of a stage that has ended
+    text = out.getvalue()
+    assert "train@b: ran in 12 s" in text
+    assert "a [word] in brackets" in text
+    assert "prompts@b: up to date" not in text
+
+
+def test_events_go_to_a_file_beside_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "events.jsonl"
+    with shown(events=str(path)) as listener:
+        listener.note("a word")
+    assert json.loads(path.read_text())["message"] == "a word"
+    assert capsys.readouterr().err == "a word\n"
+    with shown(events="-", quiet=True) as listener:
+        listener.stage_started("train@b")
+    assert json.loads(capsys.readouterr().out)["stage"] == "train@b"
+
+
+def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([("a", "1"), ("long", "2")], ("name", "x"))
+    assert capsys.readouterr().out == "name  x\na     1\nlong  2\n"
+    print_table([])
+    assert capsys.readouterr().out == ""
