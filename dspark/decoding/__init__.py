@@ -1,0 +1,1 @@
+"""Decoding: the acceptance rule, the draft-verify loop over the target, and records of every decision."""

@@ -1,0 +1,140 @@
+"""Proposers: what drafts a block after the anchor.
+
+A proposer keeps its own context of target features per row; the loop feeds it the features of every committed
+position and asks for blocks. `TorchProposer` runs a `DSparkDrafter`; other engines bring their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from dspark.decoding.acceptance import distribution
+from dspark.decoding.draws import Counts, Draws, Rows
+
+if TYPE_CHECKING:
+    from dspark.drafters.cache import ContextCache
+    from dspark.drafters.dspark import DSparkDrafter
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A drafted block per row.
+
+    Attributes:
+        tokens: target token ids, int64 [B, gamma].
+        confidence_logits: raw logits of the confidence head, [B, gamma]; sigmoid of slot j is the probability that
+            token j survives given that the tokens before it did.
+        probs: the distributions that the tokens were drawn from, [B, gamma, Vd], at the precision that the acceptance
+            rule divides by; None if the tokens are arg maxima (temperature 0).
+        indices: columns of `probs` that hold the drawn tokens, [B, gamma]; with `probs`.
+        token_ids: target token id of each column of `probs`, [Vd], for a reduced draft vocabulary; None: column = id.
+    """
+
+    tokens: Tensor
+    confidence_logits: Tensor
+    probs: Tensor | None = None
+    indices: Tensor | None = None
+    token_ids: Tensor | None = None
+
+
+class Proposer(Protocol):
+    """The contract between the loop and whatever drafts."""
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens per block."""
+        ...
+
+    def begin(self, batch: int, max_length: int) -> None:
+        """Forget everything; make room for `batch` rows of `max_length` positions."""
+        ...
+
+    def extend(self, features: Tensor, counts: Counts) -> None:
+        """Add target features after each row's context.
+
+        Args:
+            features: [B, Q, taps * d]; positions from `counts[b]` on belong to rejected or padded tokens.
+            counts: how many of the Q positions row b keeps, [B].
+        """
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop finished rows: row i becomes what row `rows[i]` was; `rows[i] == i` or `rows[i] >= len(rows)`."""
+        ...
+
+    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
+        """Draft one block per row after `anchors` [B], which stand right after each row's context."""
+        ...
+
+
+class TorchProposer:
+    """Drafts with a `DSparkDrafter` in torch: one pass of the backbone, then the Markov head token by token.
+
+    Args:
+        drafter: its dtype is the dtype of drafting.
+        precision: of the distributions that tokens are drawn from.
+    """
+
+    def __init__(self, drafter: DSparkDrafter, precision: torch.dtype = torch.float32) -> None:
+        self.drafter = drafter.eval()
+        self.precision = precision
+        self._cache: ContextCache | None = None
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens per block."""
+        return self.drafter.config.gamma
+
+    def begin(self, batch: int, max_length: int) -> None:
+        """See `Proposer`."""
+        self._cache = self.drafter.new_cache(batch, max_length)
+
+    def extend(self, features: Tensor, counts: Counts) -> None:
+        """See `Proposer`."""
+        self.drafter.extend(self._context, features, torch.from_numpy(counts).to(features.device))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See `Proposer`."""
+        self._cache = self._context.select(torch.tensor(rows, device=self._context.lengths.device))
+
+    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
+        """See `Proposer`. Tokens are drawn at the temperature of the target, from the distribution that is returned."""
+        drafter = self.drafter
+        hidden = drafter.block_from_cache(anchors, self._context)  # [B, gamma, d]
+        base = drafter.base_logits(hidden)  # [B, gamma, Vd]
+        previous = anchors
+        before, tokens, indices, probs = [], [], [], []
+        for position in range(base.shape[1]):
+            before.append(previous)
+            logits = base[:, position] + drafter.markov_bias(previous)
+            if temperature == 0:
+                index = logits.argmax(-1)
+            else:
+                probs.append(distribution(logits, temperature, self.precision))
+                index = draws.categorical(probs[-1], requests)
+                indices.append(index)
+            previous = drafter.to_target_ids(index)
+            tokens.append(previous)
+        confidence = drafter.confidence_logits(hidden, torch.stack(before, 1))
+        drafted = torch.stack(tokens, 1)
+        if temperature == 0:
+            return Proposal(drafted, confidence)
+        reduced = drafter.config.draft_vocab_size is not None
+        return Proposal(
+            drafted,
+            confidence,
+            probs=torch.stack(probs, 1),
+            indices=torch.stack(indices, 1),
+            token_ids=drafter.draft_token_ids if reduced else None,
+        )
+
+    @property
+    def _context(self) -> ContextCache:
+        if self._cache is None:
+            raise RuntimeError("TorchProposer.begin was not called")
+        return self._cache

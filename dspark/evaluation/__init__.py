@@ -1,0 +1,1 @@
+"""Evaluation: acceptance, losslessness, throughput, and the certification of an engine."""

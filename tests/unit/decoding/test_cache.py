@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding.cache import SlotCache
+from dspark.errors import PreflightError
+from dspark.evaluation.tiny import tiny_target
+from dspark.targets.loading import Target
+
+CPU = torch.device("cpu")
+
+
+def counts(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def run(target: Target, cache: SlotCache, ids: list[list[int]]) -> torch.Tensor:
+    """Final hidden states of one window, [B, Q, d]."""
+    tokens = torch.tensor(ids)
+    positions, mask = cache.window(tokens.shape[1], CPU)
+    return target.last_hidden(tokens, attention_mask=mask, position_ids=positions, cache=cache)
+
+
+def test_a_window_sees_each_row_up_to_its_own_position():
+    cache = SlotCache(1, 2, 10)
+    cache.advance(counts(1, 3))
+    positions, mask = cache.window(2, CPU)
+    assert positions.tolist() == [[1, 2], [3, 4]]
+    assert mask.int().tolist() == [[[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]], [[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]]
+
+
+def test_aligned_rows_share_one_mask():
+    cache = SlotCache(1, 3, 10)
+    cache.advance(counts(2, 2, 2))
+    positions, mask = cache.window(2, CPU)
+    assert positions.tolist() == [[2, 3]] * 3
+    assert mask.int().tolist() == [[[[1, 1, 1, 0], [1, 1, 1, 1]]]]
+
+
+def test_keys_reach_to_the_longest_row_and_not_to_the_capacity():
+    cache = SlotCache(1, 2, 1000)
+    cache.advance(counts(5, 2))
+    cache.window(3, CPU)
+    keys, values = cache.update(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4), 0)
+    assert keys.shape == values.shape == (2, 2, 8, 4)
+    assert keys[1, 0, :, 0].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+
+
+def test_a_window_beyond_the_capacity_is_refused():
+    cache = SlotCache(1, 2, 6)
+    cache.advance(counts(1, 4))
+    with pytest.raises(ValueError, match="no room for 3 tokens after 4 of 6"):
+        cache.window(3, CPU)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_ragged_incremental_passes_equal_one_pass_per_sequence(family: str):
+    """Rows of different prompts and different accepted counts, rolled back in between, against plain forwards.
+
+    The rejected tokens (39) leave garbage behind each row's length, which must not show.
+    """
+    target = tiny_target(40, family=family, spread=0.3)
+    texts = [[3, 4, 5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27, 28]]
+    cache = SlotCache.of(target.model.config, 3, 12)
+    run(target, cache, [[3, 4, 39, 39], [11, 12, 13, 39], [20, 21, 22, 23]])
+    cache.advance(counts(2, 3, 4))
+    run(target, cache, [[5, 6, 7], [14, 39, 39], [24, 25, 39]])
+    cache.advance(counts(3, 1, 2))
+    last = run(target, cache, [[8, 9, 10], [15, 16, 17], [26, 27, 28]])
+    for row, text in enumerate(texts):
+        whole = target.last_hidden(torch.tensor([text]))[0, -3:]
+        torch.testing.assert_close(last[row], whole, atol=2e-5, rtol=1e-4)
+    assert cache.get_seq_length() == 6
+    assert cache.get_mask_sizes(3, 0) == (9, 0)
+    assert cache.get_max_length() == 12
+
+
+def test_dropping_rows_keeps_the_others_contexts():
+    target = tiny_target(40, spread=0.3)
+    cache = SlotCache.of(target.model.config, 4, 10)
+    run(target, cache, [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]])
+    cache.advance(counts(3, 2, 1, 3))
+    cache.keep([0, 3])
+    last = run(target, cache, [[30, 31], [32, 33]])
+    for row, text in enumerate([[3, 4, 5, 30, 31], [12, 13, 14, 32, 33]]):
+        whole = target.last_hidden(torch.tensor([text]))[0, -2:]
+        torch.testing.assert_close(last[row], whole, atol=2e-5, rtol=1e-4)
+
+
+def test_a_target_with_other_than_full_attention_is_refused():
+    config = SimpleNamespace(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
+    with pytest.raises(PreflightError, match="full attention only, not sliding_attention"):
+        SlotCache.of(config, 1, 8)
