@@ -1,0 +1,112 @@
+"""What timings depend on: hardware, driver, library versions, threads (architecture.md, section 4).
+
+Read without loading any of the libraries, so that a run that changes nothing stays fast.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from dspark import __version__
+from dspark.config.models import ServingProfile
+from dspark.io.digest import digest_json
+
+_CPUINFO = Path("/proc/cpuinfo")
+_LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "onnxruntime-gpu")
+_GPU_QUERY = "name,driver_version,memory.total"
+
+
+def fingerprint(profile: ServingProfile) -> dict[str, Any]:
+    """The fingerprint of the reference engine under a serving profile on this machine.
+
+    Equal machines and versions give equal fingerprints: no time, no host name, no path is in it. What does not exist
+    here is left out.
+    """
+    arguments = {
+        "dtype": profile.dtype,
+        "draft_backend": profile.draft_backend,
+        "threads": threads(profile),
+    }
+    return {
+        "engine": profile.engine,
+        "engine_version": __version__,
+        "versions": {"python": platform.python_version(), **_installed()},
+        "launch_args_digest": digest_json(arguments),
+        "hardware": _hardware(),
+        **arguments,
+        "parallel": {"tp": 1, "dp": 1, "pp": 1},
+        "kv_dtype": profile.dtype,
+        "attention_backend": "sdpa",
+        "max_num_seqs": max((*profile.requests, *profile.certify_concurrency)),
+        "context": max(profile.contexts),
+        "prefix_cache": False,
+        "lora": False,
+        "chunked_prefill": False,
+        "cuda_graphs": False,
+    }
+
+
+def threads(profile: ServingProfile) -> int:
+    """The threads that the engine runs with: the profile's, or one per core that this process may use."""
+    return profile.threads or len(os.sched_getaffinity(0))
+
+
+def _installed() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _hardware() -> dict[str, Any]:
+    model, flags = _processor()
+    hardware: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+    }
+    if flags:
+        hardware["cpu_flags_digest"] = digest_json(flags)
+    gpus = _gpus()
+    if gpus:
+        hardware["gpus"] = gpus
+    return hardware
+
+
+def _processor() -> tuple[str, list[str]]:
+    """Model name and sorted instruction set flags of the first processor."""
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or "unknown", []
+    fields: dict[str, str] = {}
+    for line in text.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    flags = fields.get("flags", fields.get("Features", ""))
+    return fields.get("model name") or platform.processor() or "unknown", sorted(flags.split())
+
+
+def _gpus() -> list[dict[str, str]]:
+    """Name, driver and memory of each NVIDIA GPU, as the driver's own tool says."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        # The tool is there and sees no GPU: a driver that is not loaded.
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines() if line.strip()]
+    return [{"name": row[0], "driver": row[1], "memory": row[2]} for row in rows if len(row) == 3]

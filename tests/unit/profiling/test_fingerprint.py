@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark.config.models import ServingProfile
+from dspark.io.jsonfile import canonical_json
+from dspark.profiling import fingerprint as module
+from dspark.profiling.fingerprint import fingerprint
+
+PROFILE = ServingProfile(name="cpu", engine="reference", access="local")
+
+
+def test_the_same_machine_has_the_same_fingerprint():
+    assert canonical_json(fingerprint(PROFILE)) == canonical_json(fingerprint(PROFILE))
+
+
+def test_it_tells_versions_threads_and_hardware():
+    found = fingerprint(PROFILE.model_copy(update={"threads": 3}))
+    assert found["engine"] == "reference"
+    assert found["threads"] == 3
+    assert found["versions"]["torch"].startswith("2.")
+    assert found["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    assert found["max_num_seqs"] == 8 and found["context"] == 256
+
+
+@pytest.mark.parametrize("change", [{"threads": 1}, {"dtype": "float32"}, {"draft_backend": "onnxruntime"}])
+def test_whatever_changes_the_timings_changes_it(change: dict[str, object]):
+    before, after = (
+        fingerprint(PROFILE.model_copy(update={"threads": 2})),
+        fingerprint(PROFILE.model_copy(update={"threads": 2, **change})),
+    )
+    assert before != after
+    assert before["launch_args_digest"] != after["launch_args_digest"]
+
+
+def test_names_and_descriptions_do_not():
+    assert fingerprint(PROFILE) == fingerprint(PROFILE.model_copy(update={"name": "b", "description": "other"}))
+
+
+def test_other_instruction_sets_are_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(module, "_CPUINFO", cpuinfo)
+    prints = []
+    for flags in ("sse avx512f", "avx512f sse", "sse"):
+        cpuinfo.write_text(f"model name : Some CPU\nflags : {flags}\n\nmodel name : Another\n")
+        prints.append(fingerprint(PROFILE)["hardware"])
+    assert prints[0]["cpu"] == "Some CPU"
+    assert prints[0] == prints[1] != prints[2]
+    cpuinfo.unlink()
+    assert "cpu_flags_digest" not in fingerprint(PROFILE)["hardware"]
+
+
+def fake_tool(folder: Path, script: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+
+
+def test_gpus_and_their_driver_are_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake_tool(tmp_path, "echo 'NVIDIA X, 570.1, 143771 MiB'; echo 'NVIDIA X, 570.1, 143771 MiB'")
+    gpu = {"name": "NVIDIA X", "driver": "570.1", "memory": "143771 MiB"}
+    assert fingerprint(PROFILE)["hardware"]["gpus"] == [gpu, gpu]
+    fake_tool(tmp_path, "exit 9")
+    assert "gpus" not in fingerprint(PROFILE)["hardware"]
+
+
+def test_it_loads_none_of_the_libraries_it_names():
+    script = (
+        "import sys; from dspark.config.models import ServingProfile; from dspark.profiling.fingerprint import *;"
+        "fingerprint(ServingProfile(name='a', engine='reference', access='local'));"
+        "print(sorted({'torch', 'transformers', 'onnxruntime', 'mlflow', 'dvc'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
