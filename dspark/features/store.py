@@ -10,7 +10,7 @@ whoever made them. This module loads torch only to hand out tensors; checking a 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from dspark.config.models import Digest, DType
 from dspark.errors import DataError, IntegrityError
 from dspark.io.atomic import atomic_path
 from dspark.io.digest import digest_file, digest_json
-from dspark.io.jsonfile import canonical_json
+from dspark.io.jsonfile import canonical_json, read_model, write_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,8 +82,13 @@ def shard_key(target_digest: str, taps: Sequence[int], dtype: str, sequences: Se
     return digest_json([target_digest, list(taps), dtype, REVISION, digest_json(rows)])
 
 
-def write_shard(store: Path, key: str, sequences: Sequence[TokenSequence], tensors: dict[str, Tensor]) -> None:
-    """Write a shard atomically.
+def bytes_per_token(hidden_size: int, taps: int, dtype: str) -> int:
+    """What a token of features takes on disk: taps, last hidden, logsumexp and the id."""
+    return hidden_size * (taps + 1) * {"float32": 4, "bfloat16": 2, "float16": 2}[dtype] + 4 + 8
+
+
+def write_shard(store: Path, key: str, sequences: Sequence[TokenSequence], tensors: Mapping[str, Tensor]) -> ShardEntry:
+    """Write a shard, then its entry beside it, each atomically: a shard with an entry is whole.
 
     Args:
         tensors: `taps`, `last_hidden` and `logsumexp` of all tokens, sequence after sequence.
@@ -91,28 +96,43 @@ def write_shard(store: Path, key: str, sequences: Sequence[TokenSequence], tenso
     import torch
     from safetensors.torch import save_file
 
-    lengths = torch.tensor([len(row.token_ids) for row in sequences], dtype=torch.int64)
+    lengths = torch.tensor([0, *(len(row.token_ids) for row in sequences)], dtype=torch.int64)
     tokens = [token for row in sequences for token in row.token_ids]
     index = {
         "token_ids": torch.tensor(tokens, dtype=torch.int64),
-        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        "offsets": lengths.cumsum(0),
         "prompt_lengths": torch.tensor([row.prompt_length for row in sequences], dtype=torch.int64),
     }
     names = canonical_json([[row.id, row.domain] for row in sequences])
-    with atomic_path(shard_path(store, key)) as temporary:
-        save_file(index | tensors, temporary, metadata={"sequences": names})
-
-
-def shard_entry(store: Path, key: str, sequences: Sequence[TokenSequence]) -> ShardEntry:
-    """The manifest's line about a shard that lies in the store."""
     path = shard_path(store, key)
-    return ShardEntry(
-        key=key,
-        bytes=path.stat().st_size,
-        sha256=digest_file(path),
-        sequences=len(sequences),
-        tokens=sum(len(row.token_ids) for row in sequences),
-    )
+    with atomic_path(path) as temporary:
+        save_file({**index, **tensors}, temporary, metadata={"sequences": names})
+        entry = ShardEntry(
+            key=key,
+            bytes=temporary.stat().st_size,
+            sha256=digest_file(temporary),
+            sequences=len(sequences),
+            tokens=len(tokens),
+        )
+    write_model(path.with_suffix(".json"), entry)
+    return entry
+
+
+def shard_entry(store: Path, key: str) -> ShardEntry | None:
+    """The entry of a shard that lies whole in the store, or None; reads no weights."""
+    path = shard_path(store, key)
+    try:
+        entry = read_model(path.with_suffix(".json"), ShardEntry)
+    except DataError:
+        return None
+    return entry if entry.key == key and not _damage(entry, store, deep=False) else None
+
+
+def discard(store: Path, key: str) -> None:
+    """Remove a shard and its entry, if they are there."""
+    path = shard_path(store, key)
+    path.with_suffix(".json").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def damaged_shards(manifest: FeatureManifest, store: Path, *, deep: bool = False) -> list[ShardEntry]:

@@ -146,6 +146,7 @@ def load_target(
     folder = record.folder(root)
     if not (folder / "config.json").is_file():
         raise PreflightError(f"target {record.name!r} is not in {folder}", f"dspark targets fetch {record.name}")
+    quiet_transformers()
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=getattr(torch, dtype or record.dtype),
@@ -156,6 +157,13 @@ def load_target(
         trust_remote_code=False,
     )
     return Target(record, model.to(device), load_tokenizer(folder))
+
+
+def quiet_transformers() -> None:
+    """Keep transformers from drawing its own progress bars over ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def load_tokenizer(folder: Path) -> Any:

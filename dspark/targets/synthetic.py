@@ -49,6 +49,9 @@ def make_target(source: RandomSource, out: Path, dtype: DType) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from dspark.targets.loading import quiet_transformers
+
+    quiet_transformers()
     tokenizer = byte_tokenizer()
     special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -75,11 +77,16 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils import is_gguf_available
 
+    from dspark.targets.loading import quiet_transformers
+
     if not is_gguf_available():
         raise PreflightError("converting a GGUF file needs the gguf package", "pip install 'dspark[pipeline]'")
+    quiet_transformers()
     place = {"gguf_file": path.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **place)
-    loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **place)
+    # The GGUF reader draws a progress bar that no setting turns off.
+    with contextlib.redirect_stderr(io.StringIO()):
+        loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **place)
     config = loaded.config
     del config.quantization_config
     config.architectures = [type(loaded).__name__]
