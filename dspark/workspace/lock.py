@@ -62,12 +62,12 @@ def holder(workspace: Workspace) -> dict[str, object] | None:
 
 
 def dvc_processes(workspace: Workspace) -> list[int]:
-    """Process ids of DVC commands that work in this workspace."""
+    """Process ids of living DVC commands that work in this workspace."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (folder / "cmdline").read_bytes().split(b"\0")
-            inside = (folder / "cwd").resolve() == workspace.root
+            inside = (folder / "cwd").resolve().is_relative_to(workspace.root)
         except OSError:
             continue  # it ended meanwhile, or is another user's
         if inside and any(Path(os.fsdecode(part)).name == "dvc" for part in arguments[:4]):
@@ -77,12 +77,12 @@ def dvc_processes(workspace: Workspace) -> list[int]:
 
 def damaged_rwlock(workspace: Workspace) -> Path | None:
     """DVC's table of file locks if a kill in the middle of its rewriting left it empty or cut off."""
-    path = workspace.root / ".dvc" / "tmp" / "rwlock"
+    path = _rwlock(workspace)
     return path if path.is_file() and not _is_json(path) else None
 
 
 def repair_dvc(workspace: Workspace) -> list[str]:
-    """Mend what a killed DVC left: an unreadable table of file locks, an unreadable `dvc.lock`.
+    """Mend what a killed DVC left: its table of file locks, an unreadable `dvc.lock`.
 
     Call only while holding the run lock.
 
@@ -90,10 +90,12 @@ def repair_dvc(workspace: Workspace) -> list[str]:
         one line per repair.
     """
     done = []
-    table = damaged_rwlock(workspace)
-    if table is not None and not dvc_processes(workspace):
+    table = _rwlock(workspace)
+    if table.is_file() and table.read_bytes().strip() != b"{}" and not dvc_processes(workspace):
+        # DVC forgives locks of processes that are gone, but takes zombies and reused process ids for living ones.
+        readable = _is_json(table)
         table.unlink()
-        done.append("removed DVC's table of file locks: a killed DVC had left it unreadable")
+        done.append("removed file locks of a killed DVC" + ("" if readable else ", which it had left unreadable"))
     lock, copy = workspace.root / "dvc.lock", workspace.state / DVC_LOCK_COPY
     if lock.is_file() and not complete_lock_file(lock.read_bytes()):
         if copy.is_file():
@@ -157,6 +159,10 @@ def _owner(handle: int) -> dict[str, object] | None:
     except ValueError:
         return None  # it is being written
     return value if isinstance(value, dict) and "pid" in value else None
+
+
+def _rwlock(workspace: Workspace) -> Path:
+    return workspace.root / ".dvc" / "tmp" / "rwlock"
 
 
 def _is_json(path: Path) -> bool:

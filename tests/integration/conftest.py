@@ -218,9 +218,30 @@ class FakeSandbox(Sandbox):
 
 
 @pytest.fixture
-def fake(sandbox: Sandbox) -> FakeSandbox:
-    """A workspace in which a whole run takes seconds."""
-    root = sandbox.root
+def fake(tmp_path: Path) -> FakeSandbox:
+    """A workspace in which a whole run takes seconds and nothing was run yet."""
+    return make_fake(tmp_path / "workspace")
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> FakeSandbox:
+    """One such workspace in which everything was made; never changed, only copied."""
+    made = make_fake(tmp_path_factory.mktemp("made") / "workspace")
+    assert made.run().code == 0
+    made.calls()
+    return made
+
+
+@pytest.fixture
+def made(made_once: FakeSandbox, tmp_path: Path) -> FakeSandbox:
+    """A copy of a workspace in which everything was made."""
+    shutil.copytree(made_once.root, tmp_path / "workspace", symlinks=True)
+    return FakeSandbox(tmp_path / "workspace")
+
+
+def make_fake(root: Path) -> FakeSandbox:
+    root.mkdir()
+    copy_workspace(root)
     for folder in ("pipeline/targets", "pipeline/builds", "pipeline/domains", "serving_profiles"):
         shutil.rmtree(root / folder, ignore_errors=True)
         (root / folder).mkdir(parents=True)

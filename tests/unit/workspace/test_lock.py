@@ -77,8 +77,11 @@ def test_it_does_not_wait_for_ever(workspace: Workspace) -> None:
         raise AssertionError("both hold it")
 
 
-@pytest.mark.parametrize("content", ["", '{"write": {"a"'])
-def test_an_unreadable_table_of_file_locks_is_removed(workspace: Workspace, content: str) -> None:
+ENTRY = '{"read": {"x": [{"pid": 1, "cmd": "dvc repro"}]}}'  # process 1 lives, as a zombie would
+
+
+@pytest.mark.parametrize("content", ["", '{"write": {"a"', ENTRY])
+def test_a_table_of_file_locks_that_a_killed_dvc_left_is_removed(workspace: Workspace, content: str) -> None:
     table = workspace.root / ".dvc/tmp/rwlock"
     table.write_text(content)
     assert len(repair_dvc(workspace)) == 1
@@ -96,7 +99,7 @@ def test_it_is_left_alone_while_a_dvc_process_may_be_rewriting_it(
     assert table.exists()
 
 
-def test_a_readable_table_is_left_alone(workspace: Workspace) -> None:
+def test_an_empty_table_is_left_alone(workspace: Workspace) -> None:
     table = workspace.root / ".dvc/tmp/rwlock"
     table.write_text("{}")
     assert repair_dvc(workspace) == []
