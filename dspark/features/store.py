@@ -162,7 +162,8 @@ def read_split(
     for entry in manifest.splits[split]:
         damage = _damage(entry, store, deep=verify)
         if damage:
-            raise IntegrityError(f"{shard_path(store, entry.key)}: {damage}", "dspark run recreates damaged shards")
+            path = shard_path(store, entry.key)
+            raise IntegrityError(f"{path}: {damage}", f"delete {path}, then `dspark run` makes it again")
         sequences.extend(read_shard(shard_path(store, entry.key), max_length=max_length))
     return sequences
 
@@ -180,7 +181,9 @@ def read_shard(path: Path, *, max_length: int | None = None) -> list[FeatureSequ
             names: list[list[str]] = json.loads(handle.metadata()["sequences"])
             tensors: dict[str, Any] = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as reason:
-        raise IntegrityError(f"{path}: not a feature shard: {reason}", "dspark run recreates damaged shards") from None
+        raise IntegrityError(
+            f"{path}: not a feature shard: {reason}", f"delete {path}, then `dspark run` makes it again"
+        ) from None
     offsets = tensors["offsets"].tolist()
     result = []
     for number, (identity, domain) in enumerate(names):

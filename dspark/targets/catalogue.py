@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from dspark.config.models import DType, Name, Sampling, TargetSpec
+from dspark.config.declared import NAME, declared_names, read_declared
+from dspark.config.models import DType, Sampling, TargetSpec
 from dspark.errors import SettingsError
 from dspark.io.atomic import write_text
 from dspark.io.jsonfile import validation_text
-from dspark.io.yamlfile import key_line, read_yaml
 from dspark.targets.layout import TEMPLATE, check_folder
-
-_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 def list_targets(folder: Path) -> list[str]:
     """Names of the declared targets, sorted."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return declared_names(folder)
 
 
 def read_target(folder: Path, name: str) -> TargetSpec:
@@ -31,23 +28,7 @@ def read_target(folder: Path, name: str) -> TargetSpec:
     Raises:
         SettingsError: no such target (the nearest is named), or mistakes in the file (all are named).
     """
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        near = difflib.get_close_matches(name, list_targets(folder), n=1)
-        meant = f"did you mean {near[0]!r}?  " if near else ""
-        raise SettingsError(f"{path}: target {name!r} does not exist", f"{meant}all targets: dspark targets list")
-    value = read_yaml(path)
-    if not isinstance(value, dict):
-        raise SettingsError(f"{path}: a target is a mapping of keys, starting with `source:`")
-    if value.get("name", name) != name:
-        raise SettingsError(f"{path}: name is {value['name']!r}, the file says {name!r}", "leave `name` out")
-    try:
-        return TargetSpec.model_validate({**value, "name": name})
-    except ValidationError as error:
-        first = [str(part) for part in error.errors()[0]["loc"]]
-        line = key_line(path, *first)
-        where = f"{path}:{line}" if line else str(path)
-        raise SettingsError(f"{where}: {validation_text(error)}", f"dspark targets show {name}") from None
+    return read_declared(folder, name, TargetSpec, word="target")
 
 
 def add_target(folder: Path, name: str, model: Path) -> Path:
@@ -62,10 +43,8 @@ def add_target(folder: Path, name: str, model: Path) -> Path:
         PreflightError: the folder cannot be a target, with the reason.
     """
     path = folder / f"{name}.yaml"
-    try:
-        _NAME.validate_python(name)
-    except ValidationError:
-        raise SettingsError(f"{name!r} cannot be a name", "use lower-case letters, digits, dots and hyphens") from None
+    if not NAME.match(name):
+        raise SettingsError(f"{name!r} cannot be a name", "use lower-case letters, digits, dots and hyphens")
     if path.exists():
         raise SettingsError(f"{path}: target {name!r} exists", "choose another name or edit the file")
     model = model.expanduser().resolve()

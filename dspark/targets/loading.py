@@ -178,7 +178,7 @@ def tensor_digest(tensor: Tensor) -> str:
     tensor = tensor.detach().cpu().contiguous()
     header = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}\n"
     digest = hashlib.sha256(header.encode("ascii"))
-    digest.update(tensor.view(torch.uint8).numpy().data)
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

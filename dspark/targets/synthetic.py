@@ -47,6 +47,7 @@ def make_target(source: RandomSource, out: Path, dtype: DType) -> None:
         SettingsError: transformers does not take the config, or its vocabulary is too small for bytes.
     """
     import torch
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from dspark.targets.loading import quiet_transformers
@@ -56,7 +57,7 @@ def make_target(source: RandomSource, out: Path, dtype: DType) -> None:
     special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     try:
         config = AutoConfig.for_model(**{"vocab_size": VOCABULARY, **special, **source.config})
-    except (TypeError, ValueError) as reason:
+    except (TypeError, ValueError, StrictDataclassError) as reason:
         raise SettingsError(f"source.config: {reason}") from None
     if config.vocab_size < VOCABULARY:
         raise SettingsError(f"source.config.vocab_size is {config.vocab_size}, bytes need {VOCABULARY}")
