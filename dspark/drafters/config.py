@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dspark.config.models import DrafterSettings
 from dspark.errors import SettingsError
+from dspark.io.jsonfile import validation_text
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
@@ -90,9 +91,9 @@ class DrafterConfig(BaseModel):
                 f"target {record.name}: hidden_act is {activation!r}, the drafter's layers use 'silu'",
                 "use a target of the Llama or Qwen families",
             )
-        heads = int(text["num_attention_heads"])
         limited = settings.draft_vocab_size
         try:
+            heads = int(text["num_attention_heads"])
             return cls(
                 gamma=settings.gamma,
                 layers=settings.layers,
@@ -114,8 +115,10 @@ class DrafterConfig(BaseModel):
                 target_model_type=record.model_type,
                 num_target_layers=record.num_layers,
             )
-        except ValueError as reason:
-            raise SettingsError(f"target {record.name}: no drafter fits it: {reason}") from None
+        except KeyError as missing:
+            raise SettingsError(f"target {record.name}: its config has no {missing}, the drafter needs it") from None
+        except ValidationError as reason:
+            raise SettingsError(f"target {record.name}: no drafter fits it: {validation_text(reason)}") from None
 
     @property
     def context_size(self) -> int:
