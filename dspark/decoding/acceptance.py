@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.decoding.draws import Counts, Draws, Rows, leading
+from dspark.decoding.draws import Draws, Rows
+from dspark.decoding.prefixes import Counts, leading
 
 if TYPE_CHECKING:
     from dspark.decoding.drafting import Proposal

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dspark.decoding.draws import Counts
+from dspark.decoding.prefixes import Counts
 from dspark.errors import PreflightError
 
 

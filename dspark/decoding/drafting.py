@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.acceptance import distribution
-from dspark.decoding.draws import Counts, Draws, Rows
+from dspark.decoding.draws import Draws, Rows
+from dspark.decoding.prefixes import Counts
 
 if TYPE_CHECKING:
     from dspark.drafters.cache import ContextCache

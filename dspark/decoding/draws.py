@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dspark.decoding.prefixes import Counts as Counts
+from dspark.decoding.prefixes import leading
+
 Rows = NDArray[np.intp]  # the request that each row of a batch belongs to
-Counts = NDArray[np.int64]
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 _MASK64 = (1 << 64) - 1
@@ -93,12 +95,6 @@ class CounterDraws:
         passed = uniform < probs[:, :width].double().cpu().numpy()
         passed &= np.arange(width) < lengths[:, None]
         return leading(passed)
-
-
-def leading(passed: NDArray[np.bool_]) -> Counts:
-    """How many leading entries of each row are true, [rows]."""
-    counted: Counts = np.logical_and.accumulate(passed, axis=1).sum(axis=1, dtype=np.int64)
-    return counted
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

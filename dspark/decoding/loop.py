@@ -18,9 +18,10 @@ from torch import Tensor
 from dspark.decoding.acceptance import accept_greedy, accept_sampled, distribution
 from dspark.decoding.cache import SlotCache
 from dspark.decoding.drafting import Proposal, Proposer
-from dspark.decoding.draws import CounterDraws, Counts, Draws
+from dspark.decoding.draws import CounterDraws, Draws
 from dspark.decoding.history import History, Timing
 from dspark.decoding.policies import Fixed, NoDrafts, Policy
+from dspark.decoding.prefixes import Counts
 from dspark.decoding.records import Decoded
 from dspark.errors import DataError
 from dspark.io.progress import Progress
@@ -97,6 +98,7 @@ class Batch:
         prompts: token ids of each request.
         requests: the number of each request in `draws` and in the results.
         target, proposer, max_new_tokens, policy, temperature, draws, precision: as in `decode`.
+        eos_token_ids: tokens that end a sequence; None: the target's.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Batch:
         temperature: float,
         draws: Draws,
         precision: torch.dtype = torch.float32,
+        eos_token_ids: frozenset[int] | None = None,
     ) -> None:
         if policy.drafts and proposer is None:
             raise ValueError(f"policy {policy.name} needs a proposer")
@@ -125,10 +128,10 @@ class Batch:
             self.proposer.begin(len(prompts), capacity)
         self._requests = np.array(requests, np.intp)
         self._anchors = torch.zeros(len(prompts), dtype=torch.int64, device=target.device)
+        ends = target.eos_token_ids if eos_token_ids is None else eos_token_ids
         # One per active row, in the order of the rows.
         self._histories = [
-            History(len(prompt), gamma, max_new_tokens, target.eos_token_ids, temperature, policy.name)
-            for prompt in prompts
+            History(len(prompt), gamma, max_new_tokens, ends, temperature, policy.name) for prompt in prompts
         ]
         self._done: dict[int, Decoded] = {}
 
@@ -164,8 +167,8 @@ class Batch:
         self._remove_finished()
 
     @torch.inference_mode()
-    def cycle(self) -> None:
-        """Draft, verify and commit once in every active row."""
+    def cycle(self) -> Timing:
+        """Draft, verify and commit once in every active row; returns what it took."""
         started = time.perf_counter()
         proposal, confidences, lengths = self._propose()
         ids = self._anchors[:, None]
@@ -188,6 +191,7 @@ class Batch:
         for history, drafts, length, count, token, logits in rows:
             history.add(drafts, length, count, token, logits, timing)
         self._remove_finished()
+        return timing
 
     def _propose(self) -> tuple[Proposal | None, NDArray[np.float32], Counts]:
         """The drafted blocks, their confidence logits [B, gamma] and how many tokens of each to verify [B]."""

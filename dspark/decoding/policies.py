@@ -14,10 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.decoding.draws import Counts, leading
+from dspark.decoding.prefixes import Counts, below_threshold
 from dspark.errors import SettingsError
 from dspark.scheduling.prefix import PrefixScheduler
-from dspark.scheduling.survival import confidences
 
 Logits = NDArray[np.float32]
 
@@ -103,13 +102,6 @@ class Scheduled:
         """What the scheduler admits."""
         survival = self.scheduler.survival(confidence_logits)
         return self.scheduler.lengths(survival).astype(np.int64)
-
-
-def below_threshold(
-    confidence_logits: NDArray[np.floating], value: float, temperatures: NDArray[np.float64] | None = None
-) -> Counts:
-    """Leading slots of each row whose confidence, sigmoid(logit / temperature), is at least `value`; [rows]."""
-    return leading(confidences(confidence_logits, 1.0 if temperatures is None else temperatures) >= value)
 
 
 def parse_policy(

@@ -129,7 +129,7 @@ class RecordSet:
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.domains) == len(self.decoded):
             raise DataError("records need one id and one domain per decoded prompt")
-        if len({(one.temperature, one.policy, one.cycles.gamma) for one in self.decoded}) > 1:
+        if len({kind_of(one) for one in self.decoded}) > 1:
             raise DataError("records of one set must share temperature, policy and gamma")
 
     @property
@@ -141,6 +141,11 @@ class RecordSet:
     def label(self) -> Label:
         """What `accepted` means here."""
         return label_of(self.temperature)
+
+    @property
+    def kind(self) -> str:
+        """What may be compared: temperature, policy and gamma."""
+        return kind_of(self.decoded[0]) if self.decoded else "nothing"
 
     def of_domain(self, domain: str) -> RecordSet:
         """The prompts of one domain."""
@@ -173,6 +178,11 @@ class CalibrationArrays:
     conversation: NDArray[np.int64]
     temperature: float
     label: Label
+
+
+def kind_of(one: Decoded) -> str:
+    """Temperature, policy and gamma of a request, in words."""
+    return f"temperature {one.temperature:g}, policy {one.policy}, gamma {one.cycles.gamma}"
 
 
 def label_of(temperature: float) -> Label:

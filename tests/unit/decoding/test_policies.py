@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspark.decoding.policies import Fixed, NoDrafts, Scheduled, Threshold, below_threshold, parse_policy
+from dspark.decoding.policies import Fixed, NoDrafts, Scheduled, Threshold, parse_policy
+from dspark.decoding.prefixes import below_threshold
 from dspark.errors import SettingsError
 from dspark.scheduling.cost import CostCurve
 from dspark.scheduling.prefix import PrefixScheduler

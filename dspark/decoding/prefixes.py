@@ -1,0 +1,29 @@
+"""Leading parts of blocks, as counts per row. numpy only: reports count where no torch is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.scheduling.survival import confidences
+
+Counts = NDArray[np.int64]
+
+
+def leading(passed: NDArray[np.bool_]) -> Counts:
+    """How many leading entries of each row are true, [rows]."""
+    counted: Counts = np.logical_and.accumulate(passed, axis=1).sum(axis=1, dtype=np.int64)
+    return counted
+
+
+def below_threshold(
+    confidence_logits: NDArray[np.floating], value: float, temperatures: NDArray[np.float64] | None = None
+) -> Counts:
+    """Slots before the first one whose own confidence, sigmoid(logit / temperature), is below `value`; [rows].
+
+    Args:
+        confidence_logits: raw, [rows, gamma].
+        value: the threshold, a probability.
+        temperatures: [gamma]; None: 1.
+    """
+    return leading(confidences(confidence_logits, 1.0 if temperatures is None else temperatures) >= value)
