@@ -49,6 +49,13 @@ def materialise(spec: TargetSpec, *, root: Path, progress: Progress | None = Non
     return record
 
 
+def is_materialised(spec: TargetSpec, *, root: Path) -> bool:
+    """True if `materialise` has nothing to do; takes milliseconds, loads no torch and changes nothing."""
+    record = _read(root / "targets" / f"{spec.name}.json")
+    found = _find(spec, root, record)
+    return found is not None and record is not None and _describes(record, spec, found[0])
+
+
 def missing_files(spec: TargetSpec, root: Path) -> list[str]:
     """What `materialise` would need and cannot get: files, by name. Empty if it can go ahead.
 

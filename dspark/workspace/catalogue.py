@@ -11,6 +11,8 @@ from dspark.config.models import FolderSource, HubSource, TargetSpec, WheelSourc
 from dspark.config.resolve import FOLDERS, read_target
 from dspark.errors import DataError, SettingsError
 from dspark.io.progress import install_stop_signals
+from dspark.targets.catalogue import add_target, list_targets
+from dspark.targets.materialise import materialise
 from dspark.targets.record import TargetRecord, read_record
 from dspark.workspace import fetch
 from dspark.workspace.layout import Workspace
@@ -35,8 +37,6 @@ class TargetDescription:
 
 def describe_targets(workspace: Workspace) -> list[TargetDescription]:
     """All declared targets; one whose file has mistakes is shown as broken."""
-    from dspark.targets.catalogue import list_targets
-
     rows = []
     for name in list_targets(workspace.root / FOLDERS["target"]):
         try:
@@ -68,13 +68,10 @@ def add_local_target(workspace: Workspace, name: str, path: Path) -> Path:
     Returns:
         the YAML file that was written.
     Raises:
-        SettingsError: the name is taken or not allowed, or there is no model at `path`.
+        SettingsError: the name is taken or not allowed.
+        PreflightError: the folder cannot be a target, with the reason.
     """
-    from dspark.targets.catalogue import add_target
-
-    folder = workspace.root / FOLDERS["target"]
-    add_target(folder, name, path.expanduser().resolve())
-    return folder / f"{name}.yaml"
+    return add_target(workspace.root / FOLDERS["target"], name, path)
 
 
 def fetch_target(workspace: Workspace, name: str, listener: Listener) -> TargetRecord:
@@ -89,9 +86,9 @@ def fetch_target(workspace: Workspace, name: str, listener: Listener) -> TargetR
     started = time.monotonic()
     progress = ListenedProgress(listener, f"{fetch.STAGE}@{name}")
     with run_lock(workspace, f"dspark targets fetch {name}", listener.note):
-        fetch.fetch(workspace, spec, progress)
+        record = materialise(spec, root=workspace.root, progress=progress)
     progress.end(time.monotonic() - started)
-    return read_record(workspace.target_record(name))
+    return record
 
 
 def _source(spec: TargetSpec) -> str:

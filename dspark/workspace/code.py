@@ -1,7 +1,8 @@
 """The digest of the code that a stage can reach: its script and everything of dspark that it imports, to the end.
 
 Found by reading the source, so a checkout and an installed wheel behave alike and nothing is listed by hand. Imports
-inside functions count; imports for type checkers only never run and do not.
+inside functions count, and so do modules named in text (`"dspark.package.lineage:Lineage"`, and everything below
+`f"dspark.export.{name}"`); imports for type checkers only never run and do not.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from dspark.io.atomic import write_if_changed
 from dspark.io.digest import digest_listing
 
 PACKAGE = "dspark"
+# A module or everything below a package (final dot), as text that is imported later.
+_NAMED = re.compile(r"^dspark(\.[a-z_][a-z0-9_]*)*(\.|:\w+)?$")
 
 
 class CodeIndex:
@@ -51,6 +55,9 @@ class CodeIndex:
             if module in seen:
                 continue
             seen.add(module)
+            if module.endswith("."):
+                waiting += self._below(module)
+                continue
             file = self._file(module)
             if file is None:
                 continue
@@ -70,6 +77,11 @@ class CodeIndex:
             return base / "__init__.py"
         plain = base.with_suffix(".py")
         return plain if plain.is_file() else None
+
+    def _below(self, module: str) -> list[str]:
+        """All modules directly in a package, for `dspark.room.`."""
+        folder = self._source.parent.joinpath(*module.rstrip(".").split("."))
+        return [f"{module}{path.stem}" for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
 
     def _entry(self, file: Path, module: str = "") -> dict[str, Any]:
         name = str(file)
@@ -105,6 +117,8 @@ def imported_modules(source: bytes, module: str = "", is_package: bool = False) 
             if base.split(".")[0] == PACKAGE:
                 yield from _with_parents(base)
                 yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAMED.match(node.value):
+            yield node.value.partition(":")[0]
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.AST]:

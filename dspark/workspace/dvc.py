@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.errors import PreflightError
+from dspark.errors import PreflightError, StageError
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Listener, Outcome, Status
 from dspark.workspace.process import child_environment
@@ -23,6 +23,7 @@ from dspark.workspace.results import StageResult, log_path, read_result
 
 _RUNNING = re.compile(r"^Running stage '(?P<stage>[^']+)':")
 _UNCHANGED = re.compile(r"^Stage '(?P<stage>[^']+)' didn't change, skipping")
+_EXITED = re.compile(r"failed to run: .*exited with (?P<code>-?\d+)$")
 _CACHED = re.compile(r"^Stage '(?P<stage>[^']+)' is cached - skipping run")
 
 
@@ -69,6 +70,7 @@ class Watcher:
         self._events = Tail(run / "events.jsonl", whole=whole)
         self._running: str | None = None
         self._since = 0.0
+        self._exited: int | None = None
 
     def tick(self) -> None:
         """Look at what is new."""
@@ -109,6 +111,8 @@ class Watcher:
         elif match := _CACHED.match(line):
             self._settle("ran")
             self._end(Outcome(match["stage"], "restored"))
+        elif match := _EXITED.search(line):
+            self._exited = int(match["code"])
 
     def _settle(self, without_result: Status) -> None:
         """End the running stage by its own result; `without_result` is what it came to if it left none."""
@@ -124,14 +128,21 @@ class Watcher:
             return
         outcome = Outcome(name, without_result, seconds, log=log if log.is_file() else self._run / "dvc.log")
         if without_result == "failed":
-            outcome.message = "it ended without a result: killed, or its command could not be started"
-            outcome.hint = "out of memory? lower the batch sizes; the same command goes on from the last safe point"
-            outcome.exit_code = 5
+            outcome.message, outcome.hint = _unexplained(self._exited)
+            outcome.exit_code = StageError.exit_code
         self._end(outcome)
 
     def _end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
         self._listener.stage_ended(outcome)
+
+
+def _unexplained(code: int | None) -> tuple[str, str]:
+    """Message and hint of a stage that left no result."""
+    if code is not None and code not in (-9, 137):
+        return f"it ended with exit code {code} and no result", "its log shows what it printed"
+    hint = "out of memory? lower the batch sizes; the same command goes on from the last safe point"
+    return "it ended without a result: it was killed", hint
 
 
 def repro_command(targets: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from dspark.config.models import TargetSpec
 from dspark.config.resolve import ResolvedBuild
 from dspark.corpus.domains import domain_file
 from dspark.errors import DsparkError, PreflightError
+from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
 from dspark.workspace.layout import Workspace
 
@@ -104,21 +105,14 @@ def missing_domains(workspace: Workspace, resolved: ResolvedBuild) -> list[Probl
 
 
 def missing_target(workspace: Workspace, spec: TargetSpec) -> list[Problem]:
-    """Why the target can't be had, with every way out; empty if it is here or can be fetched."""
+    """Why the target cannot be had, with the way out; empty if it is here or can be fetched."""
     if is_current(workspace, spec):
         return []
-    from dspark.targets.materialise import missing_files
-
-    missing = missing_files(spec, workspace.root)
-    if not missing:
-        return []
-    listed = ", ".join(missing)
-    return [
-        Problem(
-            f"target {spec.name!r} is not here and cannot be fetched: {listed}",
-            f"have the model in a folder? dspark targets add {spec.name} PATH",
-        )
-    ]
+    try:
+        require_files(spec, workspace.root)
+    except DsparkError as error:
+        return [Problem(error.message, error.hint)]
+    return []
 
 
 def full_disk(workspace: Workspace) -> list[Problem]:

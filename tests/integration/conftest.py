@@ -14,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from dspark.config.resolve import read_target
 from dspark.config.stages import STAGES
-from dspark.io.jsonfile import model_json, write_json, write_model
-from dspark.targets.record import TargetRecord
-from dspark.workspace import fetch
+from dspark.io.jsonfile import model_json, write_json
 from dspark.workspace.layout import Workspace
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -186,8 +183,6 @@ if __name__ == "__main__":
     main()
 '''
 
-DIGEST = "0" * 64
-
 
 class FakeSandbox(Sandbox):
     """The real `dvc.yaml` and command line over stages that cost nothing and a target that is only a record."""
@@ -217,26 +212,40 @@ class FakeSandbox(Sandbox):
         (self.root / "stages" / f"{spec.script}.py").write_text(text)
 
 
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> FakeSandbox:
+    """A workspace in which a whole run takes seconds and only the target was fetched; never changed, only copied."""
+    made = make_fake(tmp_path_factory.mktemp("untouched") / "workspace")
+    fetched = made.dspark("targets", "fetch", "fake")
+    assert fetched.code == 0, fetched.err
+    return made
+
+
 @pytest.fixture
-def fake(tmp_path: Path) -> FakeSandbox:
-    """A workspace in which a whole run takes seconds and nothing was run yet."""
-    return make_fake(tmp_path / "workspace")
+def fake(untouched: FakeSandbox, tmp_path: Path) -> FakeSandbox:
+    """Such a workspace."""
+    return copied(untouched, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> FakeSandbox:
-    """One such workspace in which everything was made; never changed, only copied."""
-    made = make_fake(tmp_path_factory.mktemp("made") / "workspace")
-    assert made.run().code == 0
+def made_once(untouched: FakeSandbox, tmp_path_factory: pytest.TempPathFactory) -> FakeSandbox:
+    """One in which everything was made; never changed, only copied."""
+    made = copied(untouched, tmp_path_factory.mktemp("made"))
+    done = made.run()
+    assert done.code == 0, done.err
     made.calls()
     return made
 
 
 @pytest.fixture
 def made(made_once: FakeSandbox, tmp_path: Path) -> FakeSandbox:
-    """A copy of a workspace in which everything was made."""
-    shutil.copytree(made_once.root, tmp_path / "workspace", symlinks=True)
-    return FakeSandbox(tmp_path / "workspace")
+    """A workspace in which everything was made."""
+    return copied(made_once, tmp_path)
+
+
+def copied(sandbox: FakeSandbox, folder: Path) -> FakeSandbox:
+    shutil.copytree(sandbox.root, folder / "workspace", symlinks=True)
+    return FakeSandbox(folder / "workspace")
 
 
 def make_fake(root: Path) -> FakeSandbox:
@@ -253,60 +262,27 @@ def make_fake(root: Path) -> FakeSandbox:
         "training:\n  steps: 100\nexport:\n  onnx: false\n",
         "pipeline/domains/rows.yaml": "source: {kind: jsonl, path: rows.jsonl}\n",
         "pipeline/domains/rows.jsonl": '{"messages": [{"role": "user", "content": "hello"}]}\n',
-        "pipeline/targets/fake.yaml": "name: fake\nsource: {kind: random, config: {model_type: llama}}\n",
+        "pipeline/targets/fake.yaml": (CHECKOUT / "pipeline/targets/tiny.yaml").read_text(),
         "serving_profiles/cpu.yaml": "engine: reference\naccess: local\n",
     }
     for name, text in declared.items():
         (root / name).write_text(text)
     write_json(root / "description.json", description())
-    place_target(made.workspace, "fake")
     return made
-
-
-def place_target(workspace: Workspace, name: str) -> None:
-    """A target as if it had been fetched: a record, a folder in the store, and the receipt."""
-    record = TargetRecord(
-        name=name,
-        source={"kind": "random"},
-        revision="1",
-        digest=DIGEST,
-        weights_digest=DIGEST,
-        embedding_digest=DIGEST,
-        head_digest=DIGEST,
-        tokenizer_digest=DIGEST,
-        chat_template_digest=DIGEST,
-        dtype="float32",
-        model_type="llama",
-        architecture="LlamaForCausalLM",
-        text_config={},
-        hidden_size=8,
-        num_layers=4,
-        vocab_logical=16,
-        vocab_physical=16,
-        max_position=128,
-        taps=(0, 1),
-        mask_token_id=3,
-        eos_token_ids=(1,),
-    )
-    write_model(workspace.target_record(name), record)
-    folder = record.folder(workspace.root)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    spec = read_target(workspace.root, name)
-    write_model(fetch._path(workspace, name), fetch._receipt(workspace, spec))
 
 
 def description() -> dict[str, Any]:
     """What a package says about itself, valid and made up."""
     from dspark.package.manifest import Description
 
+    digest = "0" * 64
     target = {
         "name": "fake",
         "public_id": "fake",
         "source": {"kind": "random"},
         "revision": "1",
         **dict.fromkeys(
-            ("weights_digest", "embedding_digest", "head_digest", "tokenizer_digest", "chat_template_digest"), DIGEST
+            ("weights_digest", "embedding_digest", "head_digest", "tokenizer_digest", "chat_template_digest"), digest
         ),
         "dtype": "float32",
         "vocab_logical": 16,
@@ -315,7 +291,7 @@ def description() -> dict[str, Any]:
     }
     corpus = {
         "name": "fake",
-        "digest": DIGEST,
+        "digest": digest,
         "domains": ["rows"],
         "evaluation_domains": [],
         "prompts": {"train": 1},
@@ -341,7 +317,7 @@ def description() -> dict[str, Any]:
         "build": "fake",
         "inputs": {"target": target, "corpus": corpus, "recipe": {}},
         "drafter": drafter,
-        "model_digest": DIGEST,
-        "package_digest": DIGEST,
+        "model_digest": digest,
+        "package_digest": digest,
     }
     return model_json(Description.model_validate(value))

@@ -87,7 +87,7 @@ def test_a_run_goes_on_where_kill_9_ended_it(made: FakeSandbox, victim: str) -> 
     assert child.returncode != 0
     if victim == "stage":
         assert child.stderr is not None
-        assert "responses@fake: it ended without a result" in child.stderr.read()
+        assert "responses@fake: it ended without a result: it was killed" in child.stderr.read()
     made.calls()
     finish(made)
     called = made.calls()

@@ -63,6 +63,30 @@ def test_a_change_of_anything_else_does_not(package: Path, changed: str) -> None
     assert digest(package) == before
 
 
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [
+        ("names = {'x': 'dspark.room.b:g'}", "dspark.room.b"),
+        ("name = f'dspark.room.{x}'", "dspark.room."),
+        ("from dspark.room import b as c", "dspark.room.b"),
+        ("import dspark.room.b", "dspark.room.b"),
+    ],
+)
+def test_modules_named_in_text_are_imports(text: str, reached: str) -> None:
+    assert reached in set(imported_modules(text.encode()))
+
+
+def test_a_sentence_about_a_module_is_not() -> None:
+    assert set(imported_modules(b"x = 'see dspark.room.b'; y = 'dspark run'; z = 'dspark-room'")) == set()
+
+
+def test_everything_below_a_package_named_in_text_counts(package: Path) -> None:
+    (package.parent / "script.py").write_text("import importlib\nimportlib.import_module(f'dspark.room.{1}')\n")
+    before = digest(package)
+    (package / "room" / "deep.py").write_text("y = 3\n")
+    assert digest(package) != before
+
+
 def test_a_change_of_the_script_itself_changes_the_digest(package: Path) -> None:
     before = digest(package)
     (package.parent / "script.py").write_text("from dspark.a import f  # again\n")

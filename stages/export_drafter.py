@@ -1,0 +1,34 @@
+"""Write the drafter of one build in every dialect, each read back and compared (DVC stage `export`)."""
+
+from dspark.workspace.stage import stage
+
+
+@stage("export")
+def main(inputs, paths, progress):
+    from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.export.blocks import ProbeBlocks
+    from dspark.export.build import export_build
+    from dspark.features.store import FeatureManifest, read_split
+    from dspark.io.jsonfile import read_model
+    from dspark.targets.loading import load_target
+    from dspark.targets.record import read_record
+
+    record = read_record(paths.target)
+    target = load_target(record, paths.root)
+    drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
+    manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
+    blocks = ProbeBlocks.of_sequences(read_split(manifest, "dev", paths.store / "features"))
+    export_build(
+        drafter,
+        record,
+        inputs.export,
+        blocks,
+        paths.out,
+        embedding=target.embedding,
+        head=target.head,
+        progress=progress,
+    )
+
+
+if __name__ == "__main__":
+    main()

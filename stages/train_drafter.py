@@ -1,0 +1,37 @@
+"""Train the drafter of one build (DVC stage `train`)."""
+
+from dspark.workspace.stage import stage
+
+
+@stage("train")
+def main(inputs, paths, progress):
+    from dspark.drafters.config import DrafterConfig
+    from dspark.features.store import FeatureManifest, read_split
+    from dspark.io.jsonfile import read_model
+    from dspark.targets.loading import load_target
+    from dspark.targets.record import read_record
+    from dspark.training.trainer import train
+
+    record = read_record(paths.target)
+    target = load_target(record, paths.root)
+    manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
+    dev, training = (
+        read_split(manifest, split, paths.store / "features", max_length=inputs.training.max_length)
+        for split in ("dev", "train")
+    )
+    result = train(
+        DrafterConfig.of(record, inputs.drafter),
+        target.embedding,
+        target.head,
+        training,
+        dev,
+        inputs.training,
+        paths.work,
+        progress,
+        eos_token_ids=target.eos_token_ids,
+    )
+    result.write(paths.out, record)
+
+
+if __name__ == "__main__":
+    main()
