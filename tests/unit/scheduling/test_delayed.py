@@ -45,11 +45,12 @@ def test_capacity_of_a_step_comes_from_two_steps_before():
     """The first two steps know nothing (survival 1); then each step has the budget of the survivals two steps ago."""
     scheduler = DelayedPrefixScheduler(GOLDEN, 3)
     sharp, hopeless = np.full((2, 3), 0.99), np.full((2, 3), 0.01)
-    budgets = [scheduler.step(block).budget for block in (hopeless, sharp, sharp, sharp, hopeless, hopeless)]
+    blocks = (hopeless, sharp, sharp, sharp, hopeless, hopeless, sharp, sharp)
+    budgets = [scheduler.step(block).budget for block in blocks]
     full, none = scheduler.capacity(sharp), scheduler.capacity(hopeless)
     assert full == scheduler.capacity(np.ones((2, 3)))  # as for requests never seen
     assert none < full
-    assert budgets == [full, full, none, full, full, full]
+    assert budgets == [full, full, none, full, full, full, none, none]
 
 
 def test_tokens_are_chosen_by_todays_survival():

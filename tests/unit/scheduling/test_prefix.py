@@ -243,9 +243,10 @@ def test_min_predicted_gain_is_asked_per_request():
 
 
 def test_survival_that_rises_along_a_block_counts_as_its_running_minimum():
-    scheduler = make([1, 2, 3, 4], [100, 99, 80, 79], 2)
-    for second in (0.5, 0.9):
-        assert scheduler.lengths([[0.5, second]]).tolist() == scheduler.lengths([[0.5, 0.5]]).tolist()
+    """1.5 * 60 = 90 < 100: the first token does not pay, and a larger number behind it (1.9 * 60 = 114) must not."""
+    scheduler = make([1, 2, 3], [100, 60, 59], 2)
+    assert scheduler.lengths([[0.5, 0.9]]).tolist() == [0]
+    assert scheduler.lengths([[0.9, 0.9]]).tolist() == [2]
 
 
 def test_raw_logits_go_through_the_temperatures():
