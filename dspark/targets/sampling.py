@@ -65,7 +65,7 @@ def _weights(logits: Tensor, temperature: float) -> Tensor:
     """softmax(logits / temperature) times a constant per row: the most likely token weighs 1."""
     scaled = logits.to(torch.float32, copy=True).mul_(1 / temperature)
     weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).clamp_(min=_LEAST_EXPONENT).exp_()
-    return torch.nn.functional.threshold_(weights, 2 * math.exp(_LEAST_EXPONENT), 0.0)
+    return torch.nn.functional.threshold(weights, 2 * math.exp(_LEAST_EXPONENT), 0.0, inplace=True)
 
 
 def _draw_nucleus(weights: Tensor, ids: Tensor, top_p: float, uniforms: Tensor, total: Tensor | None = None) -> Tensor:

@@ -65,8 +65,8 @@ def gguf_quantisation(path: Path) -> str:
 def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
     """Write a GGUF model as safetensors with tokenizer and generation config.
 
-    transformers dequantises while it loads, and then refuses to save what it loaded because the config still says
-    GGUF: the weights move to a fresh model whose config does not.
+    What transformers loaded from GGUF it may refuse to save, as its config still says so: the weights move to a
+    fresh model whose config does not.
 
     Args:
         out: the folder to make.
@@ -74,6 +74,7 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
         PreflightError: the gguf package is missing.
     """
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils import is_gguf_available
 
@@ -83,12 +84,17 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
         raise PreflightError("converting a GGUF file needs the gguf package", "pip install 'dspark[pipeline]'")
     quiet_transformers()
     place = {"gguf_file": path.name, "local_files_only": True}
+    # Newer versions would rather keep the blocks packed, and look for compute kernels on the hub; older ones cannot.
+    packing = (
+        {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
+    )
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **place)
     # The GGUF reader draws a progress bar that no setting turns off.
     with contextlib.redirect_stderr(io.StringIO()):
-        loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **place)
+        loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **place, **packing)
     config = loaded.config
-    del config.quantization_config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     config.architectures = [type(loaded).__name__]
     model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())

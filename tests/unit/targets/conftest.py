@@ -33,6 +33,11 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def random_spec():
+    return spec_of
+
+
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
     return tmp_path_factory.mktemp("workspace")
