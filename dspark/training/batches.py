@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,33 +13,10 @@ from torch import Tensor
 
 from dspark.training.anchors import Positions, response_mask, supervised_slots
 from dspark.training.losses import SlotTargets
+from dspark.training.sequences import TrainingSequence
 
 # Batches are cut from so many batches' worth of shuffled sequences sorted by length: little padding, much shuffling.
 SORTED_BATCHES = 8
-
-
-class TrainingSequence(Protocol):
-    """One prompt with its response and the target's features; `features.store.FeatureSequence` is one."""
-
-    @property
-    def token_ids(self) -> Tensor:
-        """int64 [S]."""
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens before the response."""
-
-    @property
-    def taps(self) -> Tensor:
-        """Outputs of the tapped layers, [S, m*d]."""
-
-    @property
-    def last_hidden(self) -> Tensor:
-        """The target's final-normed hidden states, [S, d]."""
-
-    @property
-    def logsumexp(self) -> Tensor:
-        """Over the whole vocabulary of the target's logits, float32 [S]."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from dspark.training.anchors import response_mask, spaced_anchors
-from dspark.training.batches import Batch, TrainingSequence, make_batch
+from dspark.training.batches import Batch, make_batch
 from dspark.training.losses import ROWS, Multiplier, confidence_target
 from dspark.training.objective import TrainingObjective, mean_losses
+from dspark.training.sequences import TrainingSequence
 
 DEV_ANCHORS = 32  # per sequence
 

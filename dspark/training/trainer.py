@@ -6,7 +6,6 @@ function of (seed, step), so a run that was killed continues, on the same machin
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -23,12 +22,13 @@ from torch import Tensor
 from dspark.config.models import TrainingSettings
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import DataError, Interrupted, SettingsError, StageError
+from dspark.errors import Interrupted, SettingsError, StageError
 from dspark.io.progress import Progress
-from dspark.training.anchors import anchor_candidates, draw_anchors, response_mask
-from dspark.training.batches import Batch, TrainingSequence, epoch_order, make_batch
+from dspark.training.anchors import draw_anchors, response_mask
+from dspark.training.batches import Batch, epoch_order, make_batch
 from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
 from dspark.training.objective import TrainingObjective, mean_losses
+from dspark.training.optimisation import bfloat16_pays, learning_rate, parameter_groups
 from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
 from dspark.training.resume import (
     BestWeights,
@@ -42,7 +42,8 @@ from dspark.training.resume import (
     write_best,
     write_checkpoint,
 )
-from dspark.training.vocabulary import draft_columns, select_draft_tokens
+from dspark.training.sequences import TrainingSequence, token_digest, usable_sequences
+from dspark.training.vocabulary import coverage, draft_columns, select_draft_tokens
 
 
 def train(
@@ -90,8 +91,8 @@ class Trainer:
         eos_token_ids: Iterable[int] = (),
     ) -> None:
         self.config, self.settings, self.work = config, settings, work
-        self.train_sequences = _usable(train_sequences, settings.max_length, "train")
-        self.dev_sequences = _usable(dev_sequences, settings.max_length, "dev")
+        self.train_sequences = usable_sequences(train_sequences, settings.max_length, "train")
+        self.dev_sequences = usable_sequences(dev_sequences, settings.max_length, "dev")
         self.skipped = len(train_sequences) - len(self.train_sequences)
         handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are the target's, equal everywhere
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=handlers)  # autocast is `objective`'s
@@ -128,8 +129,8 @@ class Trainer:
         self.identity: dict[str, Any] = {
             "drafter": config.model_dump(mode="json"),
             "training": settings.model_dump(mode="json"),
-            "train_tokens": _token_digest(self.train_sequences),
-            "dev_tokens": _token_digest(self.dev_sequences),
+            "train_tokens": token_digest(self.train_sequences),
+            "dev_tokens": token_digest(self.dev_sequences),
         }
         self.step, self.seconds = 0, 0.0
         self.rows: list[Row] = []
@@ -283,59 +284,3 @@ class Trainer:
         """A tensor summed over processes."""
         total: Tensor = self.accelerator.reduce(value, reduction="sum")
         return total
-
-
-def learning_rate(step: int, settings: TrainingSettings) -> float:
-    """Learning rate of a step (0-based): linear warm-up over `warmup_share` of the steps, then a cosine to zero."""
-    warmup = round(settings.warmup_share * settings.steps)
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(settings.steps - warmup, 1)))
-
-
-def parameter_groups(drafter: DSparkDrafter, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices of the backbone decay; norms, biases and the heads do not."""
-    decayed: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in drafter.named_parameters():
-        heads = name.startswith(("markov_head.", "confidence_head."))
-        (others if heads or parameter.dim() < 2 else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-
-
-def bfloat16_pays(device: torch.device) -> bool:
-    """True where bfloat16 products are done in hardware; elsewhere they are emulated, slower than float32."""
-    if device.type != "cpu":
-        return True
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def coverage(sequences: Sequence[TrainingSequence], columns: Tensor | None) -> float:
-    """Share of response tokens that are in the draft vocabulary."""
-    if columns is None:
-        return 1.0
-    tokens = torch.cat([row.token_ids[row.prompt_length :] for row in sequences])
-    return float((columns[tokens] >= 0).double().mean())
-
-
-def _usable(sequences: Sequence[TrainingSequence], max_length: int, split: str) -> list[TrainingSequence]:
-    """Sequences with at least one anchor."""
-    usable = [
-        row
-        for row in sequences
-        if len(anchor_candidates(response_mask(min(len(row.token_ids), max_length), row.prompt_length)))
-    ]
-    if not usable:
-        raise DataError(
-            f"the {split} split has no response of two tokens or more among {len(sequences)} sequences",
-            "add prompts, or raise training.max_length",
-        )
-    return usable
-
-
-def _token_digest(sequences: Sequence[TrainingSequence]) -> str:
-    digest = hashlib.sha256()
-    for row in sequences:
-        digest.update(np.array([len(row.token_ids), row.prompt_length]).tobytes())
-        digest.update(row.token_ids.numpy().tobytes())
-    return digest.hexdigest()

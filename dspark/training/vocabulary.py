@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import SettingsError
-from dspark.training.batches import TrainingSequence
+from dspark.training.sequences import TrainingSequence
 
 
 def select_draft_tokens(
@@ -48,3 +48,11 @@ def draft_columns(draft_token_ids: Tensor, vocab_size: int) -> Tensor:
     columns = torch.full((vocab_size,), -1, dtype=torch.int64)
     columns[draft_token_ids] = torch.arange(len(draft_token_ids))
     return columns
+
+
+def coverage(sequences: Sequence[TrainingSequence], columns: Tensor | None) -> float:
+    """Share of response tokens that are in the draft vocabulary."""
+    if columns is None:
+        return 1.0
+    tokens = torch.cat([row.token_ids[row.prompt_length :] for row in sequences])
+    return float((columns[tokens] >= 0).double().mean())

@@ -1,0 +1,169 @@
+"""The block-wise losses against plain formulas on whole probability tables, gradients included."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dspark.training import losses
+from dspark.training.losses import (
+    Multiplier,
+    SlotTargets,
+    confidence_loss,
+    confidence_target,
+    distribution_losses,
+)
+
+SLOTS, WIDTH, RANK, VOCAB = 11, 8, 3, 30
+
+
+@pytest.fixture
+def parts():
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "hidden": random(SLOTS, WIDTH).requires_grad_(),
+        "markov": random(SLOTS, RANK).requires_grad_(),
+        "w2": random(VOCAB, RANK).requires_grad_(),
+        "head": random(VOCAB, WIDTH),
+        "target_hidden": random(SLOTS, WIDTH),
+        "labels": torch.randint(0, VOCAB, (SLOTS,), generator=generator),
+        "ce": torch.rand(SLOTS, generator=generator),
+        "l1": torch.rand(SLOTS, generator=generator),
+    }
+
+
+def plain(parts, ids=None):
+    """CE and L1 over the whole vocabulary; with `ids`, tokens outside get probability zero from the drafter."""
+    logits = parts["hidden"] @ parts["head"].T + parts["markov"] @ parts["w2"].T
+    if ids is not None:
+        outside = torch.ones(VOCAB, dtype=torch.bool)
+        outside[ids] = False
+        logits = logits.masked_fill(outside, -math.inf)
+    draft = torch.softmax(logits, -1)
+    target = torch.softmax(parts["target_hidden"] @ parts["head"].T, -1)
+    l1 = (draft - target).abs().sum(-1)
+    reachable = torch.ones(SLOTS, dtype=torch.bool) if ids is None else torch.isin(parts["labels"], ids)
+    labels = torch.where(reachable, parts["labels"], 0 if ids is None else int(ids[0]))
+    ce = functional.cross_entropy(logits, labels, reduction="none")
+    return torch.where(reachable, ce, 0.0), l1, reachable
+
+
+def fused(parts, ids=None, low_precision=False):
+    normaliser = torch.logsumexp(parts["target_hidden"] @ parts["head"].T, -1)
+    labels, head, w2 = parts["labels"], parts["head"], parts["w2"]
+    if ids is not None:
+        columns = torch.full((VOCAB,), -1)
+        columns[ids] = torch.arange(len(ids))
+        labels, head, w2 = columns[labels], head[ids], w2[ids]
+    targets = SlotTargets(labels, parts["target_hidden"], normaliser, torch.zeros(SLOTS, dtype=torch.int64))
+    return distribution_losses(
+        parts["hidden"],
+        parts["markov"],
+        w2,
+        head,
+        targets,
+        cross_entropy_weights=parts["ce"],
+        l1_weights=parts["l1"],
+        low_precision=low_precision,
+    )
+
+
+def gradients(objective, parts):
+    return torch.autograd.grad(objective, [parts["hidden"], parts["markov"], parts["w2"]])
+
+
+@pytest.mark.parametrize("ids", [None, torch.tensor([0, 2, 3, 7, 8, 11, 12, 20, 21, 29])])
+@pytest.mark.parametrize("rows", [4, 256])
+def test_losses_and_gradients_equal_the_plain_formulas(parts, monkeypatch, ids, rows):
+    """With a reduced vocabulary the plain side still has the whole one: -inf logits outside, exact target mass."""
+    monkeypatch.setattr(losses, "ROWS", rows)
+    ce, l1, reachable = plain(parts, ids)
+    if ids is not None:
+        assert 0 < int(reachable.sum()) < SLOTS
+    expected = (parts["ce"] * ce + parts["l1"] * l1).sum()
+    objective, found = fused(parts, ids)
+    assert torch.allclose(found.cross_entropy, ce, atol=1e-5)
+    assert torch.allclose(found.l1, l1, atol=1e-5)
+    assert torch.allclose(objective, expected, atol=1e-5)
+    for one, two in zip(gradients(3 * objective, parts), gradients(3 * expected, parts), strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_l1_over_draft_tokens_plus_the_mass_out_of_reach_is_what_is_computed(parts):
+    """The formula of the definition: sum over draft tokens |p_d - p_t| + (1 - sum p_t(draft))."""
+    ids = torch.tensor([1, 4, 9, 16, 25])
+    logits = parts["hidden"] @ parts["head"][ids].T + parts["markov"] @ parts["w2"][ids].T
+    target = torch.softmax(parts["target_hidden"] @ parts["head"].T, -1)[:, ids]
+    expected = (torch.softmax(logits, -1) - target).abs().sum(-1) + 1 - target.sum(-1)
+    assert torch.allclose(fused(parts, ids)[1].l1, expected, atol=1e-5)
+
+
+def test_the_two_token_case_in_closed_form():
+    """Draft logits (0, log 3): p_d = (1/4, 3/4). Target logits (log 3, 0): p_t = (3/4, 1/4). Label 0.
+
+    CE = log 4, L1 = 1, c* = 1/2. With z = z_1 - z_0: dCE/dz_1 = p_1 = 3/4; L1 = 2 (p_1 - 1/4), so
+    dL1/dz_1 = 2 p_1 p_0 = 3/8.
+    """
+    head = torch.eye(2)
+    hidden = torch.tensor([[0.0, math.log(3)]], requires_grad=True)
+    none = torch.zeros(1, 1), torch.zeros(2, 1)
+    known = torch.tensor([[math.log(3), 0.0]])
+    targets = SlotTargets(torch.tensor([0]), known, torch.tensor([math.log(4)]), torch.tensor([0]))
+    for ce, l1, gradient in [(1.0, 0.0, 3 / 4), (0.0, 1.0, 3 / 8), (0.1, 0.9, 0.075 + 0.3375)]:
+        objective, found = distribution_losses(
+            hidden,
+            *none,
+            head,
+            targets,
+            cross_entropy_weights=torch.tensor([ce]),
+            l1_weights=torch.tensor([l1]),
+            low_precision=False,
+        )
+        assert found.cross_entropy.tolist() == pytest.approx([math.log(4)])
+        assert found.l1.tolist() == pytest.approx([1.0])
+        assert objective.item() == pytest.approx(ce * math.log(4) + l1)
+        (found_gradient,) = torch.autograd.grad(objective, hidden)
+        assert found_gradient[0].tolist() == pytest.approx([-gradient, gradient])
+
+
+def test_evaluation_finds_the_most_probable_column_and_forms_no_gradient(parts):
+    with torch.no_grad():
+        objective, found = fused(parts)
+    logits = parts["hidden"] @ parts["head"].T + parts["markov"] @ parts["w2"].T
+    assert torch.equal(found.best, logits.argmax(-1))
+    assert not objective.requires_grad
+    assert fused(parts)[1].best is None
+
+
+def test_bfloat16_rounds_factors_not_logits(parts):
+    """Relative error of a factor is 2^-9; the gradient of the whole stays within a few percent."""
+    exact, rough = fused(parts), fused(parts, low_precision=True)
+    assert torch.allclose(exact[1].l1, rough[1].l1, atol=0.1)
+    for one, two in zip(gradients(exact[0], parts), gradients(rough[0], parts), strict=True):
+        assert (one - two).norm() < 0.05 * one.norm()
+    states, rows = torch.full((1, 1), 3.0), torch.tensor([[1.0078125], [1.0]])  # bfloat16 can write all three
+    product = Multiplier(True, torch.device("cpu")).logits(states, rows)
+    assert product.tolist() == [[3.0234375, 3.0]]  # 3.0234375 has no bfloat16
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+
+
+def test_confidence_is_taught_the_analytic_acceptance():
+    """c* = 1 - L1/2: 0.75 at L1 = 0.5. BCE at logit 0 is log 2 whatever c*, its slope is 1/2 - c*."""
+    l1 = torch.tensor([0.5, 0.0, 2.0, 2.1], requires_grad=True)
+    assert confidence_target(l1).tolist() == [0.75, 1.0, 0.0, 0.0]
+    logits = torch.zeros(4, requires_grad=True)
+    loss = confidence_loss(logits, l1)
+    assert loss.tolist() == pytest.approx([math.log(2)] * 4)
+    loss.sum().backward()
+    assert logits.grad.tolist() == pytest.approx([-0.25, -0.5, 0.5, 0.5])
+    assert l1.grad is None  # the target is detached
+
+
+def test_weights_fall_by_e_to_the_minus_quarter_per_slot():
+    targets = SlotTargets(torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.tensor([0, 1, 6]))
+    assert targets.weights(4.0).tolist() == pytest.approx([1.0, 0.7788008, 0.2231302])

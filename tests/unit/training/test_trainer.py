@@ -1,0 +1,233 @@
+import csv
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dspark.drafters.checkpoint import read_checkpoint
+from dspark.errors import DataError, Interrupted, StageError
+from dspark.io.progress import Progress
+from dspark.training.optimisation import learning_rate
+from dspark.training.resume import read_latest
+from dspark.training.trainer import Trainer, train
+
+
+@pytest.fixture
+def run(config, target, make_sequences, make_settings):
+    """Train on the counting target; keyword arguments change settings."""
+    train_rows, dev_rows = make_sequences(9), make_sequences(4, seed=1)
+
+    def go(work, progress=None, drafter=config, rows=train_rows, **changes):
+        return train(drafter, *target, rows, dev_rows, make_settings(**changes), work, progress, eos_token_ids=[2])
+
+    return go
+
+
+class StopAfter(Progress):
+    def __init__(self, steps):
+        self.left, self.fields = steps, []
+
+    def advance(self, count=1, **fields):
+        self.left -= count
+        self.fields.append(fields)
+        if self.left == 0:
+            raise Interrupted("stopped")
+
+
+def same(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_training_learns_a_target_that_counts(run, tmp_path, config):
+    """Every next token is the last one plus one: 1.0 is no draft accepted, 4.0 all three of a whole block."""
+    config = config.model_copy(update={"layers": 2})
+    result = run(tmp_path, drafter=config, steps=120, sequences_per_step=8, learning_rate=1e-2, dev_every_steps=40)
+    first, last = result.curves[0], result.curves[-1]
+    assert last["loss"] < 0.5 * first["loss"]
+    assert result.metrics.best.dev_anchor_tau > 2.0
+    assert result.metrics.best.dev_anchor_tau == max(row.get("dev_anchor_tau") or 0 for row in result.curves)
+
+
+def test_a_killed_run_continues_to_the_same_bits(run, tmp_path):
+    """Six steps at once, against three, a stop, and three more. Seconds apart, everything is equal."""
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(tmp_path / "cut", StopAfter(3))
+    again = StopAfter(99)
+    continued = run(tmp_path / "cut", again)
+    assert len(again.fields) == 3
+    assert same(whole.drafter.state_dict(), continued.drafter.state_dict())
+    assert whole.metrics == continued.metrics
+    for one, two in zip(whole.curves, continued.curves, strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in two.items() if k != "seconds"}
+    ends = [read_latest(tmp_path / name) for name in ("whole", "cut")]
+    assert ends[0][0].step == ends[1][0].step == 6
+    assert same(ends[0][1], ends[1][1])
+    assert same(ends[0][2], ends[1][2])
+
+
+def test_a_run_that_lost_steps_since_its_checkpoint_does_them_again(run, tmp_path):
+    """Killed without warning after step 5: the checkpoint of step 4 is there, a torn one is ignored."""
+    whole = run(tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "cut", KillAfter(5))
+    assert read_latest(tmp_path / "cut")[0].step == 4
+    torn = tmp_path / "cut" / ".step-000005.part"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"half")
+    assert same(whole.drafter.state_dict(), run(tmp_path / "cut").drafter.state_dict())
+
+
+class KillAfter(StopAfter):
+    def advance(self, count=1, **fields):
+        self.left -= count
+        if self.left == 0:
+            raise ZeroDivisionError  # as sudden as a kill: nothing is saved
+
+
+def test_a_finished_run_is_read_back_without_training(run, tmp_path):
+    whole = run(tmp_path)
+    again = StopAfter(1)
+    assert same(run(tmp_path, again).drafter.state_dict(), whole.drafter.state_dict())
+    assert again.fields == []
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, tmp_path):
+    whole = run(tmp_path)
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        path = tmp_path / "step-000006" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(bytes(data))
+        if name == "state.json" and read_latest(tmp_path)[0].step == 6:
+            path.write_text("{")
+        assert read_latest(tmp_path)[0].step == 4
+        again = StopAfter(99)
+        assert same(run(tmp_path, again).drafter.state_dict(), whole.drafter.state_dict())
+        assert len(again.fields) == 2
+
+
+def test_the_last_two_checkpoints_and_the_best_weights_are_kept(run, tmp_path):
+    result = run(tmp_path)
+    best = f"best-{result.metrics.best.step:06d}.safetensors"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"step-000004", "step-000006", best} <= names
+    assert "step-000002" not in names
+    assert len([name for name in names if name.startswith("best-")]) <= 2
+    assert not [name for name in names if name.startswith(".")]
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".pt", ".bin", ".pkl")]
+
+
+def test_the_best_weights_are_handed_on_not_the_last(run, tmp_path):
+    result = run(tmp_path, learning_rate=0.3, steps=8)  # diverges
+    best = result.metrics.best.step
+    assert same(result.drafter.state_dict(), load_file(tmp_path / f"best-{best:06d}.safetensors"))
+    assert result.metrics.best.dev_anchor_tau >= result.metrics.final.dev_anchor_tau
+    assert result.metrics.final.step == 8
+
+
+def test_missing_best_weights_are_an_error(run, tmp_path):
+    result = run(tmp_path)
+    (tmp_path / f"best-{result.metrics.best.step:06d}.safetensors").unlink()
+    with pytest.raises(DataError, match="missing or damaged"):
+        run(tmp_path)
+
+
+def test_changed_settings_or_data_are_refused_with_the_difference(run, tmp_path, make_sequences):
+    run(tmp_path, steps=2)
+    with pytest.raises(DataError, match=r"training\.learning_rate: was 0\.005, is 0\.01"):
+        run(tmp_path, steps=2, learning_rate=0.01)
+    with pytest.raises(DataError, match=r"train_tokens: was \"[0-9a-f]{64}\""):
+        run(tmp_path, steps=2, rows=make_sequences(9, seed=5))
+
+
+def test_a_reduced_vocabulary_trains_and_its_constant_channel_stays(run, tmp_path, config):
+    reduced = config.model_copy(update={"draft_vocab_size": 12})
+    result = run(tmp_path, drafter=reduced, weight_decay=0.1)
+    head = result.drafter.markov_head
+    assert (head.markov_w1.weight[:, 0] == 1).all()
+    assert (head.markov_w2.weight[:, 0] == 0).all()
+    ids = result.drafter.draft_token_ids.tolist()
+    assert 2 in ids
+    assert 1 not in ids
+    assert 0 < result.metrics.draft_vocab_coverage < 1
+
+
+def test_results_are_written_for_the_next_stages(run, tmp_path, target):
+    result = run(tmp_path / "work")
+    record = SimpleNamespace(
+        name="tiny",
+        public_id=None,
+        architecture="LlamaForCausalLM",
+        revision="x",
+        embedding_digest="e",
+        head_digest="h",
+        eos_token_ids=(2,),
+    )
+    result.write(tmp_path / "out", record)
+    again = read_checkpoint(tmp_path / "out" / "drafter", *target, record=record)
+    assert same(again.state_dict(), result.drafter.state_dict())
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["schema"] == "dspark/train/1"
+    assert metrics["steps"] == 6
+    assert metrics["train_sequences"] == 9
+    assert metrics["trainable_parameters"] == sum(p.numel() for p in result.drafter.parameters())
+    assert metrics["best"]["dev_anchor_tau"] == result.metrics.best.dev_anchor_tau
+    with (tmp_path / "out" / "curves.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert [row["step"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert [bool(row["dev_anchor_tau"]) for row in rows] == [False, True] * 3
+
+
+def test_progress_shows_the_loss_and_the_latest_dev_result(run, tmp_path):
+    progress = StopAfter(99)
+    run(tmp_path, progress)
+    assert [set(fields) for fields in progress.fields] == [{"loss"}] + [{"loss", "dev_anchor_tau"}] * 5
+
+
+def test_sequences_too_short_for_an_anchor_are_left_out_and_counted(run, tmp_path, make_sequences):
+    rows = make_sequences(5)
+    rows[0].prompt_length = len(rows[0].token_ids) - 1
+    result = run(tmp_path, rows=rows, steps=2)
+    assert result.metrics.train_sequences == 4
+    assert result.metrics.skipped_sequences == 1
+
+
+def test_a_split_without_usable_responses_is_refused(run, tmp_path, make_sequences):
+    rows = make_sequences(1)
+    rows[0].prompt_length = len(rows[0].token_ids)
+    with pytest.raises(DataError, match="train split has no response of two tokens"):
+        run(tmp_path, rows=rows)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(run, tmp_path, make_sequences):
+    rows = make_sequences(4)
+    rows[0].taps[:] = float("nan")
+    with pytest.raises(StageError, match="step 1: the gradient is not finite"):
+        run(tmp_path, rows=rows)
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero(make_settings):
+    settings = make_settings(steps=100, warmup_share=0.04, learning_rate=1.0)
+    rates = [learning_rate(step, settings) for step in range(100)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[52] == pytest.approx(0.5)  # half-way through the cosine of 96 steps
+    assert rates[99] < 1e-3
+    assert learning_rate(0, make_settings(steps=1, warmup_share=0.0)) == 5e-3
+
+
+def test_each_process_takes_its_share_of_the_same_step(config, target, make_sequences, make_settings, tmp_path):
+    rows = make_sequences(9)
+    trainer = Trainer(config, *target, rows, rows, make_settings(), tmp_path)
+    whole = trainer.batch(5)
+    state = SimpleNamespace(num_processes=2, process_index=0)
+    trainer.accelerator = state
+    first = trainer.batch(5)
+    state.process_index = 1
+    second = trainer.batch(5)
+    labels = torch.cat([first.targets.labels, second.targets.labels])
+    assert len(first.anchors) == len(second.anchors) == 2
+    assert sorted(labels.tolist()) == sorted(whole.targets.labels.tolist())
