@@ -20,7 +20,7 @@ from dspark.corpus.sequences import ResponseRow
 from dspark.errors import DataError
 from dspark.io.atomic import replace_tree
 from dspark.io.digest import digest_json
-from dspark.io.jsonfile import write_model
+from dspark.io.jsonfile import validation_text, write_model
 from dspark.io.jsonlines import read_jsonlines, write_jsonlines
 from dspark.io.progress import Progress
 
@@ -208,7 +208,9 @@ def _read_batch(path: Path, batch: _Batch) -> dict[tuple[str, int], ResponseRow]
     try:
         rows = [ResponseRow.model_validate(value) for value in read_jsonlines(path)]
     except ValidationError as error:
-        raise DataError(f"{path}: not a batch of responses: {error.errors()[0]['msg']}", hint) from None
+        raise DataError(f"{path}: not a batch of responses: {validation_text(error)}", hint) from None
+    except DataError as error:
+        raise DataError(error.message, hint) from None
     found = {(row.id, row.sample): row for row in rows}
     expected = {(prompt.id, sample): list(prompt.token_ids) for prompt, sample in batch.rows}
     if {name: row.prompt_ids for name, row in found.items()} != expected or len(rows) != len(expected):

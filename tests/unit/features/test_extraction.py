@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dspark.corpus.sequences import TokenSequence
+from dspark.errors import DataError, Interrupted, PreflightError
+from dspark.features import extraction
+from dspark.features.extraction import ensure, extract, plan_batches, plan_shards
+from dspark.features.store import damaged_shards, read_split, shard_path
+from dspark.io.jsonfile import model_json
+from dspark.io.progress import Progress
+
+
+class Watched(Progress):
+    """Remembers what was reported, and stops after so many tokens."""
+
+    def __init__(self, stop_after=None):
+        self.started, self.tokens, self.stop_after = [], 0, stop_after
+
+    def start(self, task, total, done=0, unit="steps"):
+        self.started.append((total, done, unit))
+
+    def advance(self, count=1, **fields):
+        self.tokens += count
+        if self.stop_after is not None and self.tokens >= self.stop_after:
+            raise Interrupted("stop")
+
+
+@pytest.fixture
+def corpus(make_sequences):
+    return {"train": make_sequences("math", 9) + make_sequences("chat", 6), "dev": make_sequences("math", 3, seed=1)}
+
+
+def features_of(target, row):
+    """One sequence alone, without batch and padding, through transformers' own outputs."""
+    output = target.model(torch.tensor([row.token_ids]), output_hidden_states=True)
+    taps = torch.cat([output.hidden_states[tap + 1][0] for tap in target.taps], -1)
+    return taps, output.hidden_states[-1][0], output.logits[0].double().logsumexp(-1).float()
+
+
+def test_stored_features_are_the_targets_own_whatever_the_padding(target, corpus, settings, tmp_path):
+    manifest = extract(target, corpus, settings, tmp_path)
+    for split, rows in corpus.items():
+        stored = {sequence.id: sequence for sequence in read_split(manifest, split, tmp_path)}
+        assert len(stored) == len(rows)
+        for row in rows:
+            found = stored[row.id]
+            taps, last_hidden, logsumexp = features_of(target, row)
+            assert found.token_ids.tolist() == row.token_ids
+            assert (found.domain, found.prompt_length) == (row.domain, row.prompt_length)
+            torch.testing.assert_close(found.taps, taps, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.last_hidden, last_hidden, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.logsumexp, logsumexp, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_in_chunks_give_the_same_normalisers(target, corpus, settings, tmp_path, monkeypatch):
+    whole = extract(target, corpus, settings, tmp_path / "a")
+    monkeypatch.setattr(extraction, "_LOGITS_BYTES", 3 * 4 * 280)
+    chunked = extract(target, corpus, settings, tmp_path / "b")
+    for a, b in zip(read_split(whole, "dev", tmp_path / "a"), read_split(chunked, "dev", tmp_path / "b"), strict=True):
+        torch.testing.assert_close(a.logsumexp, b.logsumexp, rtol=1e-6, atol=1e-6)
+
+
+def test_the_manifest_says_what_the_store_holds(target, corpus, settings, tmp_path):
+    manifest = extract(target, corpus, settings, tmp_path)
+    # 9 math sequences in shards of 4, 4, 1; 6 chat ones in 4, 2; a shard never mixes domains.
+    assert [entry.sequences for entry in manifest.splits["train"]] == [4, 4, 1, 4, 2]
+    assert sum(entry.tokens for entry in manifest.splits["dev"]) == sum(len(row.token_ids) for row in corpus["dev"])
+    assert (manifest.taps, manifest.dtype, manifest.hidden_size) == ((1, 2), "float32", 32)
+    assert manifest.target_digest == target.record.digest
+    assert damaged_shards(manifest, tmp_path, deep=True) == []
+
+
+def test_the_same_corpus_gives_the_same_bytes(target, corpus, settings, tmp_path):
+    first, second = (extract(target, corpus, settings, tmp_path / name) for name in "ab")
+    assert json.dumps(model_json(first)) == json.dumps(model_json(second))
+
+
+def test_a_second_extraction_computes_nothing(target, corpus, settings, tmp_path, monkeypatch):
+    first = extract(target, corpus, settings, tmp_path)
+    monkeypatch.setattr(target, "hidden", lambda *args, **options: pytest.fail("the target ran"))
+    watched = Watched()
+    assert extract(target, corpus, settings, tmp_path, watched) == first
+    total, done, unit = watched.started[0]
+    assert (done, unit) == (total, "tokens")
+
+
+def test_a_killed_extraction_goes_on_at_the_last_whole_shard(target, corpus, settings, tmp_path, monkeypatch):
+    whole = extract(target, corpus, settings, tmp_path / "other")
+    tokens = [entry.tokens for entries in whole.splits.values() for entry in entries]
+    with pytest.raises(Interrupted):
+        extract(target, corpus, settings, tmp_path, Watched(stop_after=sum(tokens[:2]) + 1))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    # What a kill -9 leaves in the middle of a write is not mistaken for a shard.
+    (tmp_path / f".{'0' * 64}.safetensors.x.part").write_bytes(b"half")
+    watched = Watched()
+    assert extract(target, corpus, settings, tmp_path, watched) == whole
+    assert watched.tokens == sum(tokens[2:])
+    assert watched.started[0][:2] == (sum(tokens), sum(tokens[:2]))
+
+
+def test_a_shard_without_its_entry_was_not_finished(target, corpus, settings, tmp_path):
+    """The entry is written after the shard: a kill between the two repeats that shard alone."""
+    manifest = extract(target, corpus, settings, tmp_path)
+    lost = manifest.splits["train"][1]
+    shard_path(tmp_path, lost.key).with_suffix(".json").unlink()
+    watched = Watched()
+    assert extract(target, corpus, settings, tmp_path, watched) == manifest
+    assert watched.tokens == lost.tokens
+
+
+def test_one_flipped_byte_is_found_and_only_that_shard_is_made_again(target, corpus, settings, tmp_path):
+    manifest = extract(target, corpus, settings, tmp_path)
+    hurt = manifest.splits["train"][3]
+    path = shard_path(tmp_path, hurt.key)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+    assert damaged_shards(manifest, tmp_path) == []  # the size is right
+    assert damaged_shards(manifest, tmp_path, deep=True) == [hurt]
+    others = {other: other.stat().st_mtime_ns for other in tmp_path.iterdir() if hurt.key not in other.name}
+    watched = Watched()
+    mended = ensure(manifest, lambda: corpus, lambda: target, settings, tmp_path, watched, deep=True)
+    assert mended == manifest
+    assert watched.tokens == hurt.tokens
+    assert damaged_shards(manifest, tmp_path, deep=True) == []
+    assert {other: other.stat().st_mtime_ns for other in others} == others
+
+
+def test_nothing_is_loaded_where_nothing_is_damaged(target, corpus, settings, tmp_path):
+    manifest = extract(target, corpus, settings, tmp_path)
+    refuse = lambda: pytest.fail("it was loaded")  # noqa: E731
+    assert ensure(manifest, refuse, refuse, settings, tmp_path, deep=True) is manifest
+
+
+def test_a_domain_more_extracts_only_itself(target, make_sequences, settings, tmp_path):
+    math, code = make_sequences("math", 7), make_sequences("code", 5)
+    first = extract(target, {"train": math}, settings, tmp_path)
+    watched = Watched()
+    second = extract(target, {"train": code + math}, settings, tmp_path, watched)
+    assert watched.tokens == sum(len(row.token_ids) for row in code)
+    assert second.splits["train"][-len(first.splits["train"]) :] == first.splits["train"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": [9] * 12},
+        {"prompt_length": 4},
+        {"id": "other"},
+        {"domain": "other"},
+    ],
+)
+def test_whatever_a_shard_holds_decides_its_key(target, settings, tmp_path, change):
+    row = {"id": "a", "domain": "d", "token_ids": [8] * 12, "prompt_length": 3, "finish_reason": "stop"}
+    keys = [
+        extract(target, {"train": [TokenSequence(**fields)]}, settings, tmp_path).splits["train"][0].key
+        for fields in (row, row | change)
+    ]
+    assert keys[0] != keys[1]
+
+
+def test_taps_and_dtype_decide_the_key_too(target, make_sequences, settings, tmp_path, monkeypatch):
+    rows = {"train": make_sequences("math", 2)}
+    first = extract(target, rows, settings, tmp_path).splits["train"][0]
+    half = extract(target, rows, settings.model_copy(update={"dtype": "bfloat16"}), tmp_path).splits["train"][0]
+    monkeypatch.setattr(target, "taps", (0, 3))
+    tapped = extract(target, rows, settings, tmp_path).splits["train"][0]
+    assert len({first.key, half.key, tapped.key}) == 3
+    assert half.bytes < first.bytes
+
+
+def poison(target, layer, value):
+    """Let one layer say NaN or infinity about the last token of every row."""
+
+    def hurt(module, inputs, output):
+        output = output.clone()
+        output[:, -1] = value
+        return output
+
+    return target.decoder.layers[layer].register_forward_hook(hurt)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_that_are_no_numbers_are_refused_with_the_layers_name(
+    target, make_sequences, settings, tmp_path, value
+):
+    handle = poison(target, 2, value)
+    try:
+        with pytest.raises(DataError, match=r"the output of layer 2 of target 'tiny', 1 of \d+ tokens"):
+            extract(target, {"train": make_sequences("math", 1)}, settings, tmp_path)
+    finally:
+        handle.remove()
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_dtype_too_narrow_for_the_features_is_noticed(target, make_sequences, settings, tmp_path):
+    handle = poison(target, 1, 1e6)  # fine in float32, infinite in float16
+    try:
+        extract(target, {"train": make_sequences("math", 1)}, settings, tmp_path)
+        narrow = settings.model_copy(update={"dtype": "float16"})
+        with pytest.raises(DataError, match=r"layer 1 .*stored as float16, computed in float32"):
+            extract(target, {"train": make_sequences("math", 1)}, narrow, tmp_path)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("length", [0, 65])
+def test_a_sequence_the_target_cannot_take_is_named(target, settings, tmp_path, length):
+    row = TokenSequence("math-7#0", "math", [9] * length, 1, "length")
+    with pytest.raises(DataError, match=rf"'math-7#0' has {length} tokens; the target takes 1 to 64"):
+        extract(target, {"train": [row]}, settings, tmp_path)
+
+
+def test_a_disk_without_room_is_said_before_the_work(target, corpus, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(extraction.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(target, "hidden", lambda *args, **options: pytest.fail("the target ran"))
+    with pytest.raises(PreflightError, match="GB are free"):
+        extract(target, corpus, settings, tmp_path / "new")
+
+
+def test_a_target_in_another_dtype_is_not_the_target(target, corpus, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(target, "record", target.record.model_copy(update={"dtype": "bfloat16"}))
+    with pytest.raises(ValueError, match="its own dtype, bfloat16"):
+        extract(target, corpus, settings, tmp_path)
+
+
+def test_an_empty_split_is_a_split(target, settings, tmp_path):
+    manifest = extract(target, {"train": []}, settings, tmp_path)
+    assert manifest.splits == {"train": ()}
+    assert read_split(manifest, "train", tmp_path) == []
+
+
+def test_batches_hold_what_fits_with_padding():
+    # Longest first: 9 alone would pad to 18 with 8; 8+7 pad to 16; 3+2 ...
+    assert plan_batches([2, 9, 3, 8, 7], 16) == [[1], [3, 4], [2, 0]]
+    assert plan_batches([50, 1], 16) == [[0], [1]]
+    assert plan_batches([], 16) == []
+
+
+def test_every_sequence_is_in_exactly_one_shard(make_sequences):
+    rows = make_sequences("a", 7) + make_sequences("b", 1) + make_sequences("c", 8)
+    shards = plan_shards(rows, 4)
+    assert [len(shard) for shard in shards] == [4, 3, 1, 4, 4]
+    assert [row for shard in shards for row in shard] == rows
