@@ -1,0 +1,162 @@
+"""What an engine adapter is, and the pieces that launch scripts share."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dspark.errors import DataError, SettingsError
+from dspark.io.jsonfile import pretty_json
+
+if TYPE_CHECKING:
+    from dspark.drafters.config import DrafterConfig
+    from dspark.scheduling.config import SchedulerConfig
+    from dspark.targets.record import TargetRecord
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """Everything an adapter may write into a package's `engines/<name>` folder.
+
+    Attributes:
+        drafter: the drafter's architecture.
+        target: the target it belongs to.
+        scheduler: temperatures and cost curves.
+        profile: the serving profile whose cost curve is written, a key of `scheduler.curves`.
+        fingerprint: of the engine and machine that the curve was measured on.
+        temperature: of the traffic's sampling, which chooses the calibration; None: the one recommended for the target.
+        provenance: more that may travel inside the engine's files (digests, counts); JSON values.
+    """
+
+    drafter: DrafterConfig
+    target: TargetRecord
+    scheduler: SchedulerConfig
+    profile: str
+    fingerprint: Mapping[str, Any]
+    temperature: float | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sampling_temperature(self) -> float:
+        """Temperature of the traffic to serve."""
+        return self.target.sampling.temperature if self.temperature is None else self.temperature
+
+
+class Engine(Protocol):
+    """One engine: what it can serve and the files that it loads."""
+
+    name: str
+
+    def supports(self, config: DrafterConfig) -> str | None:
+        """Why the engine cannot serve such a drafter, or None if it can."""
+        ...
+
+    def files(self, inputs: EngineInputs) -> dict[str, bytes]:
+        """The engine's own files by their path relative to `engines/<name>` of a package.
+
+        Raises:
+            SettingsError: if the engine cannot serve the drafter.
+            DataError: if the cost curve or the temperatures would mislead the engine.
+        """
+        ...
+
+
+_OVERRIDE = '"$DSPARK_TARGET"'
+
+
+def require_support(engine: Engine, config: DrafterConfig) -> None:
+    """Refuse to write files for a drafter that the engine would misread.
+
+    Raises:
+        SettingsError: with the engine's reason.
+    """
+    if reason := engine.supports(config):
+        raise SettingsError(f"{engine.name} cannot serve this drafter: {reason}", "leave this engine out of the build")
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON file as engines read it: UTF-8 without a byte order mark, no NaN or Infinity."""
+    return pretty_json(value).encode("utf-8")
+
+
+def launch_script(
+    inputs: EngineInputs,
+    *,
+    about: Sequence[str],
+    environment: str | None,
+    target_flag: Sequence[str],
+    command: Sequence[str],
+    arguments: Sequence[Sequence[str]],
+    raw_arguments: Sequence[str] = (),
+) -> bytes:
+    """A bash script that serves the target with its drafter from the folder that the script lies in.
+
+    No word of it comes from outside unquoted, and no path in it is absolute. DSPARK_TARGET overrides the target (a
+    folder or another id); further arguments are handed on to the engine.
+
+    Args:
+        about: comment lines.
+        environment: name of a file of KEY=value lines that is loaded first.
+        target_flag: words before the target's name, such as `--model-path`.
+        command: the words of the engine's command.
+        arguments: its arguments, one line each, quoted here.
+        raw_arguments: arguments that are already bash, such as `"$(cat file)"`; never made from data.
+    Raises:
+        DataError: if the target's public name is a path of this machine.
+    """
+    public = inputs.target.public_id
+    if public is not None and (public.startswith(("/", "~", "-", ".")) or "\\" in public or not public.isprintable()):
+        raise DataError(
+            f"target {inputs.target.name}: public_id {public!r} is not a name that others can use",
+            "set public_id in the target's YAML to the name of its repository",
+        )
+    lines = ["#!/usr/bin/env bash", *(f"# {_comment(line)}" for line in about), "set -euo pipefail"]
+    if public is None:
+        lines.append(': "${DSPARK_TARGET:?this target has no public name: set DSPARK_TARGET to its folder}"')
+        known = []
+    else:
+        known = [*target_flag, public, *_revision(inputs)]
+    lines += [
+        f"target=({_words(known)})",
+        'if [ -n "${DSPARK_TARGET:-}" ]; then',
+        '  if [ -e "$DSPARK_TARGET" ]; then DSPARK_TARGET=$(realpath -- "$DSPARK_TARGET"); fi',
+        f"  target=({' '.join([*map(shlex.quote, target_flag), _OVERRIDE])})",
+        "fi",
+        'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+    ]
+    if environment is not None:
+        lines += ["set -a", f". ./{shlex.quote(environment)}", "set +a"]
+    body = [f'exec {_words(command)} "${{target[@]}}"', *map(_words, arguments), *raw_arguments, '"$@"']
+    lines.append(" \\\n  ".join(body))
+    return ("\n".join(lines) + "\n").encode("utf-8")
+
+
+def environment_file(values: Mapping[str, str]) -> bytes:
+    """KEY=value lines that both `set -a; . ./env` and `docker --env-file` read alike.
+
+    Raises:
+        DataError: if a value would need quoting, which the two disagree about.
+    """
+    for key, value in values.items():
+        if shlex.quote(value) != value or not key.isidentifier():
+            raise DataError(f"environment variable {key}={value!r} needs quoting, on which readers of env files differ")
+    return "".join(f"{key}={value}\n" for key, value in values.items()).encode("utf-8")
+
+
+def _revision(inputs: EngineInputs) -> list[str]:
+    source = inputs.target.source
+    # Only a hub commit means something to an engine; a wheel's or a folder's revision is ours.
+    if source.get("kind") == "hub" and source.get("repo") == inputs.target.public_id:
+        return ["--revision", inputs.target.revision]
+    return []
+
+
+def _comment(line: str) -> str:
+    """A comment must stay one line whatever it quotes."""
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(shlex.quote(word) for word in words)

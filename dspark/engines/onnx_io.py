@@ -1,0 +1,89 @@
+"""`io.json`: the contract of the exported ONNX graphs. Written by `export.onnx`, read by the ONNX Runtime adapter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dspark.config.models import Digest
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]  # in the folder of io.json
+STATELESS = "draft_block.onnx"
+CACHED = "draft_block_cached.onnx"
+WEIGHTS = "draft_block.onnx.data"
+IO_FILE = "io.json"
+
+
+class Part(BaseModel):
+    """Base of the parts: unknown keys are mistakes, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+
+class TensorSpec(Part):
+    """One input or output; an axis is a size or the name of a size that may vary."""
+
+    name: str
+    dtype: Literal["float32", "int64"]
+    shape: tuple[int | str, ...]
+    meaning: str
+
+
+class GraphSpec(Part):
+    """One graph and its file."""
+
+    file: FileName
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class WeightsSpec(Part):
+    """The file that holds the weights of both graphs."""
+
+    file: FileName
+    bytes: int = Field(gt=0)
+    sha256: Digest
+
+
+class OnnxIO(Part):
+    """Everything that a runtime must know to use the graphs.
+
+    Attributes:
+        stateless: drafts from the features of the whole context.
+        cached: drafts from the context's keys and values and the features of the newest positions.
+        taps: target layers whose outputs are concatenated, in this order, into `features`.
+        embedding_digest, head_digest: of the target's tensors that are part of the weights; another target's features
+            mean nothing to this drafter.
+    """
+
+    schema_: Literal["dspark/onnx-io/1"] = Field(default="dspark/onnx-io/1", alias="schema")
+    opset: int
+    sampling: Literal["greedy"] = "greedy"
+    gamma: int = Field(ge=1)
+    stateless: GraphSpec
+    cached: GraphSpec
+    weights: WeightsSpec
+    taps: tuple[int, ...]
+    tap_convention: Literal["output of layer k, counted from 0"] = "output of layer k, counted from 0"
+    hidden_size: int = Field(gt=0)
+    mask_token_id: int = Field(ge=0)
+    sample_from_anchor: Literal[True] = True
+    vocab_size: int = Field(gt=0)
+    draft_vocab_size: int = Field(gt=0)  # tokens that can be drafted
+    layers: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    max_position: int = Field(ge=1)
+    embedding_digest: Digest
+    head_digest: Digest
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OnnxIO:
+        if self.mask_token_id >= self.vocab_size:
+            raise ValueError("mask_token_id lies outside the vocabulary")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError("draft_vocab_size exceeds the vocabulary")
+        if list(self.taps) != sorted(set(self.taps)):
+            raise ValueError("taps are not ascending layer numbers")
+        return self

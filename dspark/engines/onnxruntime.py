@@ -1,0 +1,187 @@
+"""ONNX Runtime: drafts with the exported graph that keeps the context's keys and values outside.
+
+Greedy drafts only: the chain of arg maxima is part of the graph, so there are no distributions to sample from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dspark.decoding.drafting import Proposal
+from dspark.engines.onnx_io import IO_FILE, OnnxIO
+from dspark.errors import IntegrityError, PreflightError, SettingsError
+from dspark.io.jsonfile import read_model
+
+if TYPE_CHECKING:
+    from dspark.decoding.draws import Draws, Rows
+    from dspark.decoding.prefixes import Counts
+
+CPU = ("CPUExecutionProvider",)
+_INSTALL = {"CPUExecutionProvider": "pip install 'dspark[cpu]'"}
+_INSTALL_GPU = "pip install 'dspark[gpu]', in an environment without onnxruntime"
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+class OnnxProposer:
+    """A `decoding.Proposer` on ONNX Runtime.
+
+    Args:
+        folder: holds `io.json` and the files it names.
+        threads: intra-op threads of the session; None: as many as torch has.
+        providers: execution providers in order of preference; all of them must be had.
+    Raises:
+        PreflightError: ONNX Runtime or a provider is missing.
+        IntegrityError: the graph or its weights do not load.
+    """
+
+    def __init__(self, folder: Path, *, threads: int | None = None, providers: Sequence[str] = CPU) -> None:
+        self.io = read_model(folder / IO_FILE, OnnxIO, hint="make it again with `dspark run`")
+        self._session = open_session(
+            folder / self.io.cached.file, threads=threads or torch.get_num_threads(), providers=providers
+        )
+        self._keys: Floats = np.zeros((0,), np.float32)
+        self._values: Floats = np.zeros((0,), np.float32)
+        self._lengths: Integers = np.zeros((0,), np.int64)
+        self._pending: tuple[Floats, Integers] | None = None
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens per block."""
+        return self.io.gamma
+
+    def begin(self, batch: int, max_length: int) -> None:
+        """See `Proposer`."""
+        shape = (self.io.layers, batch, self.io.num_key_value_heads, max_length, self.io.head_dim)
+        self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._lengths = np.zeros(batch, np.int64)
+        self._pending = None
+
+    def extend(self, features: Tensor, counts: Counts) -> None:
+        """See `Proposer`. The features wait for the next block: one run of the graph does both.
+
+        Raises:
+            SettingsError: a row would outgrow the length it began with, or the features are another target's.
+        """
+        width = len(self.io.taps) * self.io.hidden_size
+        if features.shape[-1] != width:
+            raise SettingsError(f"the features are {features.shape[-1]} wide, this drafter reads {width}")
+        self._flush()
+        counts = np.asarray(counts, np.int64)
+        longest = int((self._lengths + counts).max(initial=0))
+        if longest > self._keys.shape[3] or int(counts.max(initial=0)) > features.shape[1]:
+            raise SettingsError(f"a context of {longest} positions does not fit into {self._keys.shape[3]}")
+        self._pending = (features.detach().to("cpu", torch.float32).numpy(), counts)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See `Proposer`."""
+        chosen = np.asarray(rows, np.intp)
+        self._keys, self._values = self._keys[:, chosen], self._values[:, chosen]
+        self._lengths = self._lengths[chosen]
+        if self._pending is not None:
+            self._pending = (self._pending[0][chosen], self._pending[1][chosen])
+
+    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
+        """See `Proposer`.
+
+        Raises:
+            SettingsError: a temperature above 0, at which drafts must be drawn from distributions.
+        """
+        if temperature != 0:
+            raise SettingsError(
+                f"the ONNX Runtime drafter is greedy and cannot draft at temperature {temperature:g}",
+                "set draft_backend: torch in the serving profile, or decode at temperature 0",
+            )
+        drafted, confidence = self._run(anchors.detach().cpu().numpy())
+        return Proposal(torch.from_numpy(drafted).to(anchors.device), torch.from_numpy(confidence).to(anchors.device))
+
+    def _flush(self) -> None:
+        """Store the keys and values of features that no block followed."""
+        if self._pending is not None:
+            self._run(np.zeros(len(self._lengths), np.int64))
+
+    def _run(self, anchors: Integers) -> tuple[Integers, Floats]:
+        features, counts = self._pending or self._nothing_new()
+        past = int(self._lengths.max(initial=1))
+        drafted, confidence, keys, values = self._session.run(
+            None,
+            {
+                "features": np.ascontiguousarray(features),
+                "new_count": counts,
+                "past_keys": np.ascontiguousarray(self._keys[:, :, :, :past]),
+                "past_values": np.ascontiguousarray(self._values[:, :, :, :past]),
+                "past_length": self._lengths,
+                "anchor_ids": anchors,
+            },
+        )
+        for row, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
+            self._keys[:, row, :, start : start + count] = keys[:, row, :, :count]
+            self._values[:, row, :, start : start + count] = values[:, row, :, :count]
+        self._lengths = self._lengths + counts
+        self._pending = None
+        return drafted, confidence
+
+    def _nothing_new(self) -> tuple[Floats, Integers]:
+        rows = len(self._lengths)
+        width = len(self.io.taps) * self.io.hidden_size
+        return np.zeros((rows, 1, width), np.float32), np.zeros(rows, np.int64)
+
+
+def open_session(model: Path, *, threads: int, providers: Sequence[str] = CPU) -> Any:
+    """An ONNX Runtime session on exactly the providers that were asked for.
+
+    ONNX Runtime falls back to the CPU silently when a provider is missing or fails to start; here that is an error.
+
+    Args:
+        model: an .onnx file; its weights lie beside it.
+        threads: intra-op threads.
+        providers: in order of preference; operators that none of them has run on the CPU.
+    Raises:
+        PreflightError: ONNX Runtime is not installed or a provider cannot be had; names what to install.
+        IntegrityError: the model does not load.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise PreflightError("onnxruntime is not installed", _INSTALL["CPUExecutionProvider"]) from None
+    available = onnxruntime.get_available_providers()
+    if missing := [name for name in providers if name not in available]:
+        raise PreflightError(
+            f"ONNX Runtime has no {', '.join(missing)} here (it has: {', '.join(available)})",
+            _INSTALL.get(missing[0], _INSTALL_GPU),
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Spinning threads would take the cores from the target's own threads, which run in turn with these.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(model), options, providers=list(providers))
+    except Exception as reason:
+        raise IntegrityError(
+            f"{model}: ONNX Runtime cannot load it: {reason}", "make it again with `dspark run`"
+        ) from reason
+    check_providers(providers, session.get_providers())
+    return session
+
+
+def check_providers(asked: Sequence[str], got: Sequence[str]) -> None:
+    """Refuse a session that silently fell back.
+
+    Raises:
+        PreflightError: a provider that was asked for is not in use, or not at its place.
+    """
+    if list(got[: len(asked)]) != list(asked):
+        raise PreflightError(
+            f"ONNX Runtime was asked for {', '.join(asked)} and silently took {', '.join(got)}",
+            "install the libraries that the provider needs (its own message says which), or ask for the CPU",
+        )

@@ -1,0 +1,146 @@
+"""SGLang: cost table, temperatures and launch script as release 0.5.23 reads them (engine-formats.md, 1.3 to 1.5).
+
+SGLang accepts nonsense silently: flat, rising, one-point or negative tables switch its scheduler off or mislead it. A
+`CostCurve` cannot be any of these, so what is written here is one (package.md, rule 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dspark.engines.base import EngineInputs, environment_file, json_bytes, launch_script, require_support
+from dspark.errors import CalibrationError, DataError
+from dspark.io.jsonfile import canonical_json
+from dspark.scheduling.survival import check_temperatures
+
+if TYPE_CHECKING:
+    from dspark.drafters.config import DrafterConfig
+    from dspark.scheduling.config import Temperatures
+    from dspark.scheduling.cost import CostCurve
+
+VERSION = "0.5.23"
+# Families whose SGLang model hands out layer outputs, by transformers' model_type.
+TARGETS = frozenset(
+    [
+        *("llama", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_vl", "gemma4", "gemma4_text"),
+        *("gpt_oss", "deepseek_v2", "deepseek_v4", "glm4_moe_lite", "minimax_m3", "nemotron_h", "lfm2", "mimo_v2"),
+    ]
+)
+# `static`, the default, builds no confidence head and reads neither table.
+ENVIRONMENT = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
+
+
+class SGLangEngine:
+    """Adapter of SGLang."""
+
+    name = "sglang"
+
+    def supports(self, config: DrafterConfig) -> str | None:
+        """Why SGLang cannot serve such a drafter, or None."""
+        if config.target_model_type not in TARGETS:
+            return f"SGLang {VERSION} hands out no layer outputs of {config.target_model_type!r} targets"
+        return None
+
+    def files(self, inputs: EngineInputs) -> dict[str, bytes]:
+        """`sps.json`, `sts.json`, `env` and `launch.sh`.
+
+        Raises:
+            SettingsError: the target's family is not served, or the profile has no cost curve.
+            CalibrationError: temperatures that SGLang would not start with, or none for this traffic.
+        """
+        require_support(self, inputs.drafter)
+        curve = inputs.scheduler.curve(inputs.profile)
+        calibration = calibration_for(inputs.scheduler.calibrations, inputs.sampling_temperature)
+        measured = {"profile": inputs.profile, "fingerprint": dict(inputs.fingerprint), **inputs.provenance}
+        return {
+            "sps.json": json_bytes(sps_table(curve, measured)),
+            "sts.json": json_bytes(sts_table(calibration, inputs.drafter.gamma, inputs.provenance)),
+            "env": environment_file(ENVIRONMENT),
+            "launch.sh": _launch(inputs, calibration),
+        }
+
+
+def sps_table(curve: CostCurve, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The one-dimensional table: engine steps per second at so many batch tokens.
+
+    SGLang looks it up at requests + budget: each request's own next token and the drafted ones of all requests. That
+    is what a `CostCurve` holds. (SGLang's profiler probes whole blocks, at requests x (gamma + 1) of the same axis.)
+
+    Args:
+        curve: of the engine that will read the table.
+        provenance: written beside it; SGLang ignores unknown keys.
+    Raises:
+        DataError: if the provenance would make SGLang misread the file.
+    """
+    table = {
+        "sample_batch_tokens": list(curve.sample_batch_tokens),
+        "sample_steps_per_sec": list(curve.sample_steps_per_second),
+        "max_batch_tokens": curve.max_batch_tokens,
+        "dspark": {"axis": "requests + drafted tokens to verify", **provenance},
+    }
+    # SGLang takes a file that has this word in quotes anywhere for a two-dimensional table.
+    if '"bias_seconds"' in canonical_json(table):
+        raise DataError('the fingerprint of the cost curve has the word "bias_seconds", which SGLang would misread')
+    return table
+
+
+def sts_table(calibration: Temperatures, gamma: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The confidence temperatures, one per draft position.
+
+    Raises:
+        CalibrationError: not exactly gamma of them, or one that is not positive.
+    """
+    return {
+        "temperatures": check_temperatures(calibration.temperatures, gamma).tolist(),
+        "dataset": str(calibration),  # an object is refused here, so the key is spelled out
+        "dspark": {**calibration.model_dump(mode="json", exclude={"temperatures"}), **provenance},
+    }
+
+
+def calibration_for(calibrations: Sequence[Temperatures], temperature: float) -> Temperatures:
+    """The calibration for traffic at a sampling temperature: greedy's for 0, else the nearest above 0.
+
+    SGLang has one table for all traffic, so the nearest has to do; the files say which it is.
+
+    Raises:
+        CalibrationError: if there is none of the kind.
+    """
+    fitting = [item for item in calibrations if (item.temperature > 0) == (temperature > 0)]
+    if not fitting:
+        have = ", ".join(f"{item.temperature:g}" for item in calibrations) or "none"
+        raise CalibrationError(
+            f"no calibration for traffic at temperature {temperature:g} (there are: {have})",
+            "add the temperature to `calibration.temperatures` of the build",
+        )
+    return min(fitting, key=lambda item: (abs(item.temperature - temperature), item.temperature))
+
+
+def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
+    gamma = inputs.drafter.gamma
+    engine = inputs.fingerprint.get("engine", "an unnamed engine")
+    return launch_script(
+        inputs,
+        about=[
+            f"Serve {inputs.target.name} with its DSpark drafter in SGLang {VERSION}.",
+            "dspark wrote this script by the released formats and has NOT run it: no SGLang was at hand.",
+            f"sps.json holds the cost curve of serving profile {inputs.profile}, measured on {engine}. Unless that is",
+            "this very machine and engine, measure it here first: python -m sglang.benchmark.dspark_sps_profiler",
+            f"sts.json holds the calibration made at {calibration}.",
+            "Compact verification needs an attention backend with graphs for ragged batches, such as fa3; others run",
+            "eager steps. Further arguments go to SGLang: bash launch.sh --attention-backend fa3 --port 30000",
+        ],
+        environment="env",
+        target_flag=["--model-path"],
+        command=["python3", "-m", "sglang.launch_server"],
+        arguments=[
+            ("--dtype", inputs.target.dtype),  # the drafter's too: SGLang has one dtype for both
+            ("--speculative-algorithm", "DSPARK"),
+            ("--speculative-draft-model-path", "../../drafter"),
+            ("--speculative-draft-model-quantization", "unquant"),  # the default is the target's quantisation
+            ("--speculative-dspark-block-size", str(gamma)),
+            ("--speculative-num-draft-tokens", str(gamma + 1)),
+            ("--speculative-dspark-sps-table-path", "sps.json"),
+            ("--speculative-dspark-confidence-sts-path", "sts.json"),
+        ],
+    )

@@ -1,0 +1,29 @@
+"""A drafter on ONNX Runtime, for measurements beside torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark.drafters.dspark import DSparkDrafter
+
+if TYPE_CHECKING:
+    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.targets.record import TargetRecord
+
+
+def onnx_backends(drafter: DSparkDrafter, record: TargetRecord, folder: Path) -> dict[str, OnnxProposer]:
+    """The proposer `onnxruntime` on a drafter that is exported for it; none where ONNX Runtime is not installed.
+
+    Args:
+        record: the target that the drafter belongs to.
+        folder: for the exported files.
+    """
+    if any(importlib.util.find_spec(module) is None for module in ("onnxruntime", "onnxscript")):
+        return {}
+    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.export.onnx import export_onnx
+
+    export_onnx(drafter, record, folder)
+    return {"onnxruntime": OnnxProposer(folder)}

@@ -1,0 +1,148 @@
+"""Blocks to compare dialects on, and what a drafter drafts for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import DataError
+
+if TYPE_CHECKING:
+    from dspark.features.store import FeatureSequence
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ProbeBlocks:
+    """Real contexts and anchors.
+
+    Attributes:
+        features: the target's concatenated taps before each anchor, one float32 array [S_i, m*d] per block, S_i >= 1.
+        anchors: the token at position S_i, int64 [blocks].
+    """
+
+    features: tuple[Floats, ...]
+    anchors: Integers
+
+    def __post_init__(self) -> None:
+        if not self.features or len(self.features) != len(self.anchors):
+            raise DataError(f"{len(self.features)} contexts and {len(self.anchors)} anchors make no blocks")
+        if any(len(context) == 0 for context in self.features):
+            raise DataError("a block without context cannot be compared: the target has always seen a token before")
+
+    @classmethod
+    def of_arrays(cls, features: Floats, lengths: Integers, anchors: Integers) -> ProbeBlocks:
+        """Blocks from padded features [blocks, S, m*d], their lengths [blocks] and anchors [blocks]."""
+        rows = tuple(row[:length] for row, length in zip(features, lengths, strict=True))
+        return cls(rows, np.asarray(anchors, np.int64))
+
+    @classmethod
+    def of_sequences(
+        cls, sequences: Sequence[FeatureSequence], *, count: int = 64, longest: int = 512, seed: int = 0
+    ) -> ProbeBlocks:
+        """Blocks at random anchors of responses, the sequences taken in turn.
+
+        Args:
+            sequences: for example the dev split.
+            count: how many blocks.
+            longest: anchors stand at most so far into their sequence.
+            seed: of the choice of anchors.
+        Raises:
+            DataError: no sequence has a response token with a token before it.
+        """
+        usable = [row for row in sequences if max(row.prompt_length, 1) < min(len(row.token_ids), longest + 1)]
+        if not usable:
+            raise DataError("no sequence is long enough to take blocks from")
+        generator = np.random.default_rng(seed)
+        features, anchors = [], []
+        for index in range(count):
+            row = usable[index % len(usable)]
+            position = int(generator.integers(max(row.prompt_length, 1), min(len(row.token_ids), longest + 1)))
+            features.append(row.taps[:position].float().numpy())
+            anchors.append(int(row.token_ids[position]))
+        return cls(tuple(features), np.array(anchors, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def lengths(self) -> Integers:
+        """Context positions of each block, [blocks]; also the position of its anchor."""
+        return np.array([len(context) for context in self.features], np.int64)
+
+    def padded(self, rows: slice, filler: float) -> tuple[Floats, Integers, Integers]:
+        """Some blocks as one batch: features [B, S, m*d] padded with `filler`, lengths [B], anchors [B]."""
+        lengths = self.lengths[rows]
+        batch = np.full((len(lengths), int(lengths.max()), self.features[0].shape[1]), filler, np.float32)
+        for row, context in enumerate(self.features[rows]):
+            batch[row, : len(context)] = context
+        return batch, lengths, self.anchors[rows]
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What was drafted for the blocks.
+
+    Attributes:
+        tokens: target token ids, int64 [blocks, gamma].
+        confidence: confidence logits, float32 [blocks, gamma].
+        logits: draft logits, one array [gamma, columns] per block, if the dialect shows them.
+        token_ids: target token id of each of their columns; None: column = id.
+    """
+
+    tokens: Integers
+    confidence: Floats
+    logits: tuple[Floats, ...] = ()
+    token_ids: Integers | None = None
+
+    def lead(self, block: int, slot: int, token: int) -> float:
+        """By how much the drafted token's logit leads that of another token; infinite if that one has no column."""
+        columns = np.array([token]) if self.token_ids is None else np.flatnonzero(self.token_ids == token)
+        logits = self.logits[block][slot]
+        return float(logits.max() - logits[columns].max(initial=-np.inf))
+
+
+@torch.no_grad()
+def draft(
+    drafter: DSparkDrafter,
+    blocks: ProbeBlocks,
+    distort: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Drafts:
+    """Draft greedily with a torch drafter, block by block, each alone, from its whole context at once.
+
+    Args:
+        drafter: in float32.
+        distort: applied to the features [1, S, m*d] first (negative controls).
+    """
+    tokens, confidences, logits = [], [], []
+    gamma = drafter.config.gamma
+    for context, anchor in zip(blocks.features, blocks.anchors, strict=True):
+        features = torch.from_numpy(context).unsqueeze(0)
+        if distort is not None:
+            features = distort(features)
+        length = features.shape[1]
+        positions = torch.arange(length).unsqueeze(0)
+        slots = length + torch.arange(gamma).view(1, 1, gamma)
+        ids = drafter.block_inputs(torch.tensor([[int(anchor)]]))
+        visible = torch.ones(1, 1, length, dtype=torch.bool)
+        hidden = drafter.block_hidden(ids, drafter.project(features), positions, slots, visible)[0, 0]
+        base = drafter.base_logits(hidden)
+        previous, rows, drafted, before = torch.tensor(int(anchor)), [], [], []
+        for slot in range(gamma):
+            before.append(previous)
+            rows.append(base[slot] + drafter.markov_bias(previous))
+            previous = drafter.to_target_ids(rows[-1].argmax())
+            drafted.append(previous)
+        tokens.append(torch.stack(drafted).numpy())
+        confidences.append(drafter.confidence_logits(hidden, torch.stack(before)).numpy())
+        logits.append(torch.stack(rows).numpy())
+    columns = None if drafter.config.draft_vocab_size is None else drafter.draft_token_ids.numpy()
+    return Drafts(np.stack(tokens), np.stack(confidences), tuple(logits), columns)

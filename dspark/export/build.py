@@ -1,0 +1,104 @@
+"""Stage `export`: every dialect of one drafter, each read back and compared before it counts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dspark.config.models import ExportSettings
+from dspark.drafters.checkpoint import read_checkpoint, write_union
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.export.blocks import ProbeBlocks, draft
+from dspark.export.onnx import export_onnx
+from dspark.export.parity import compare, judge, negative_controls, rounded
+from dspark.export.report import Comparison, ParityReport, Probes
+from dspark.export.runtimes import draft_cached, draft_stateless
+from dspark.io.jsonfile import write_model
+from dspark.io.progress import Progress
+
+if TYPE_CHECKING:
+    from dspark.targets.record import TargetRecord
+
+UNION, ONNX, PARITY = "drafter", "onnxruntime", "parity.json"
+
+
+def export_build(
+    drafter: DSparkDrafter,
+    record: TargetRecord,
+    settings: ExportSettings,
+    blocks: ProbeBlocks,
+    out: Path,
+    *,
+    embedding: Tensor,
+    head: Tensor,
+    untrained: bool = False,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """Write `drafter/` (union checkpoint), `onnxruntime/` and `parity.json` into a folder.
+
+    Args:
+        drafter: the trained drafter.
+        record: the target it belongs to.
+        settings: dtype of the union checkpoint, whether to write ONNX and with which opset.
+        blocks: real contexts and anchors to compare the dialects on.
+        out: the folder; made if it is not there.
+        embedding, head: of the target, [V, d].
+        untrained: allow tensors that training never moved (a random drafter in a test).
+        progress: advanced after each dialect.
+    Raises:
+        GateError: a dialect does not draft what the drafter drafts, or the comparison could not tell.
+        StageError: weights that are not finite or that training never moved.
+        PreflightError: ONNX Runtime, which the ONNX files are checked with, is not installed.
+    """
+    progress = progress or Progress()
+    progress.start("export", 4 if settings.onnx else 2, unit="dialects")
+    exact = copy.deepcopy(drafter).float().cpu().eval()
+    reference = draft(exact, blocks)
+    dialects = {"union": _union(exact, record, settings, blocks, out / UNION, embedding, head, untrained)}
+    progress.advance()
+    if settings.onnx:
+        threads = torch.get_num_threads()
+        export_onnx(exact, record, out / ONNX, opset=settings.onnx_opset)
+        progress.advance()
+        described = "the trained drafter in torch, float32"
+        stateless = draft_stateless(out / ONNX, blocks, threads=threads)
+        cached = draft_cached(out / ONNX, blocks, threads=threads)
+        dialects |= {
+            "onnx": compare(reference, stateless, described),
+            "onnx_cached": compare(reference, cached, described),
+        }
+        progress.advance()
+    report = ParityReport(
+        probes=Probes(
+            blocks=len(blocks), shortest_context=int(blocks.lengths.min()), longest_context=int(blocks.lengths.max())
+        ),
+        dialects=dialects,
+        negative_controls=negative_controls(exact, blocks, reference),
+    )
+    judge(report)
+    write_model(out / PARITY, report)
+    progress.advance()
+    return report
+
+
+def _union(
+    exact: DSparkDrafter,
+    record: TargetRecord,
+    settings: ExportSettings,
+    blocks: ProbeBlocks,
+    folder: Path,
+    embedding: Tensor,
+    head: Tensor,
+    untrained: bool,
+) -> Comparison:
+    """Write the union checkpoint and compare what an engine would load with the drafter in the stored dtype."""
+    write_union(folder, exact, record, dtype=settings.dtype, untrained=untrained)
+    reloaded = read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record).float()
+    stored = draft(rounded(exact, getattr(torch, settings.dtype)), blocks)
+    return compare(
+        stored, draft(reloaded, blocks), f"the trained drafter in torch, weights rounded to {settings.dtype}, float32"
+    )

@@ -1,0 +1,124 @@
+"""The drafter as two graphs: one from features alone, one with the context's keys and values handed in and out.
+
+Both run the drafter's own code; only where the context comes from differs. Each ends in the greedy Markov chain,
+unrolled over the gamma slots, because every slot's bias needs the token of the slot before it (DSpark, section 3.1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dspark.drafters.cache import ContextCache
+from dspark.drafters.dspark import DSparkDrafter
+
+
+class StatelessBlock(nn.Module):
+    """A block from the features of its whole context."""
+
+    def __init__(self, drafter: DSparkDrafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(self, features: Tensor, context_length: Tensor, anchor_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Draft one block per row.
+
+        Args:
+            features: concatenated taps of positions 0 .. S-1, [B, S, m*d]; what lies beyond a row's length is padding.
+            context_length: int64 [B]; also the position of the anchor.
+            anchor_ids: the last committed token, int64 [B].
+        Returns:
+            draft token ids of the target, int64 [B, gamma]; confidence logits, float32 [B, gamma].
+        """
+        drafter = self.drafter
+        positions = torch.arange(features.shape[1]).expand(features.shape[0], -1)
+        visible = positions < context_length.unsqueeze(1)
+        slots = context_length[:, None, None] + torch.arange(drafter.config.gamma)
+        ids = drafter.block_inputs(anchor_ids).unsqueeze(1)
+        # Padding may hold anything, NaN too, and a NaN would outlive its weight of zero.
+        features = torch.where(visible.unsqueeze(-1), features, torch.zeros(()))
+        context = drafter.project(features)
+        hidden = drafter.block_hidden(ids, context, positions, slots, visible.unsqueeze(1)).squeeze(1)
+        return greedy_chain(drafter, hidden, anchor_ids)
+
+
+class CachedBlock(nn.Module):
+    """A block from the keys and values of its context and the features of the newest positions."""
+
+    def __init__(self, drafter: DSparkDrafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(
+        self,
+        features: Tensor,
+        new_count: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+        past_length: Tensor,
+        anchor_ids: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Grow each row's context by new_count[b] positions and draft one block behind it.
+
+        Args:
+            features: concatenated taps of the Q positions behind the past, [B, Q, m*d].
+            new_count: how many of them row b keeps, int64 [B].
+            past_keys, past_values: [layers, B, kv, P, hd]; what lies beyond a row's past_length is not read.
+            past_length: int64 [B].
+            anchor_ids: int64 [B]; row b's stands at position past_length[b] + new_count[b].
+        Returns:
+            draft token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; keys and values of the Q new
+            positions, [layers, B, kv, Q, hd], for the caller to store behind the past.
+        """
+        drafter = self.drafter
+        layers = range(drafter.config.layers)
+        context = _GraphContext([past_keys[i] for i in layers], [past_values[i] for i in layers], past_length)
+        kept = torch.arange(features.shape[1]) < new_count.unsqueeze(1)
+        drafter.extend(context, torch.where(kept.unsqueeze(-1), features, torch.zeros(())), new_count)
+        hidden = drafter.block_from_cache(anchor_ids, context)
+        drafted, confidence = greedy_chain(drafter, hidden, anchor_ids)
+        return drafted, confidence, torch.stack(context.new_keys), torch.stack(context.new_values)
+
+
+class _GraphContext(ContextCache):
+    """A context that is joined from past and new positions instead of being written in place."""
+
+    new_keys: list[Tensor]
+    new_values: list[Tensor]
+    past_lengths: Tensor
+
+    def write(self, layers: list[tuple[Tensor, Tensor]], counts: Tensor) -> None:
+        self.new_keys = [keys for keys, _ in layers]
+        self.new_values = [values for _, values in layers]
+        self.past_lengths = self.lengths
+        self.lengths = self.lengths + counts
+
+    def read(self) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        past = torch.arange(self.capacity) < self.past_lengths.unsqueeze(1)
+        counts = (self.lengths - self.past_lengths).unsqueeze(1)
+        new = torch.arange(self.new_keys[0].shape[2]) < counts
+        pairs = [
+            (torch.cat([keys, new_keys], 2), torch.cat([values, new_values], 2))
+            for keys, new_keys, values, new_values in zip(
+                self.keys, self.new_keys, self.values, self.new_values, strict=True
+            )
+        ]
+        return pairs, torch.cat([past, new], 1).unsqueeze(1)
+
+
+def greedy_chain(drafter: DSparkDrafter, hidden: Tensor, anchor_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Arg-max tokens slot by slot, and the confidence of each slot.
+
+    Args:
+        hidden: [B, gamma, d].
+        anchor_ids: int64 [B].
+    Returns:
+        target token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma].
+    """
+    base = drafter.base_logits(hidden)
+    chain = [anchor_ids]
+    for slot in range(drafter.config.gamma):
+        logits = base[:, slot] + drafter.markov_bias(chain[-1])
+        chain.append(drafter.to_target_ids(logits.argmax(-1)))
+    confidence = drafter.confidence_logits(hidden, torch.stack(chain[:-1], 1))
+    return torch.stack(chain[1:], 1), confidence

