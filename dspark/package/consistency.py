@@ -1,0 +1,205 @@
+"""What the files of a package say about each other: one gamma, one set of taps, one subject, nothing essential missing.
+
+Engines do not notice a shifted tap, another slot layout or temperatures of another block size (package.md, exporter
+rules); whoever verifies a package does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from dspark.calibration.results import CalibrationReport
+from dspark.drafters.description import read_description
+from dspark.engines.onnx_io import OnnxIO
+from dspark.evaluation.results import EvaluationMetrics
+from dspark.io.jsonfile import canonical_json
+from dspark.package.certificate import Certificate
+from dspark.package.contents import Content
+from dspark.package.layout import (
+    CALIBRATION,
+    CARD,
+    CERTIFICATE,
+    DRAFTER_CONFIG,
+    DRAFTER_WEIGHTS,
+    LINEAGE,
+    PROFILE,
+    SCHEDULER,
+)
+from dspark.package.manifest import FileEntry, Manifest
+from dspark.package.speculation import SpeculationProfile, speculation_profile
+from dspark.package.tensors import DTYPES, TensorHeader
+from dspark.profiling.cost import CostReport
+from dspark.scheduling.config import SchedulerConfig
+
+Kind = TypeVar("Kind")
+
+METRICS = "evidence/evaluate/metrics.json"
+_ESSENTIAL = (CALIBRATION, CARD, CERTIFICATE, DRAFTER_CONFIG, DRAFTER_WEIGHTS, LINEAGE, METRICS, PROFILE, SCHEDULER)
+
+
+def check_package(manifest: Manifest, contents: Mapping[str, Content]) -> None:
+    """Hold the files of a package against its manifest and against each other.
+
+    Args:
+        contents: of every file, by path, each valid by itself.
+    Raises:
+        ValueError: the first contradiction, naming both sides.
+    """
+    missing = [path for path in _ESSENTIAL if path not in contents]
+    if missing:
+        raise ValueError(f"a package needs {', '.join(missing)}")
+    _check_drafter(manifest, _typed(contents, DRAFTER_CONFIG, dict), _typed(contents, DRAFTER_WEIGHTS, dict))
+    _check_scheduler(manifest, contents)
+    _check_engines(manifest, contents)
+    _check_evidence(manifest, contents)
+
+
+def describe_tensors(tensors: Mapping[str, TensorHeader]) -> tuple[int, str]:
+    """(parameters, dtype) of a checkpoint: all floating-point elements and the dtype that most of them have.
+
+    Raises:
+        ValueError: no floating-point tensor.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        if tensor.dtype in DTYPES:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
+    if not sizes:
+        raise ValueError("the checkpoint holds no floating-point tensor")
+    return sum(sizes.values()), DTYPES[max(sizes, key=lambda dtype: (sizes[dtype], dtype))]
+
+
+def _check_drafter(manifest: Manifest, value: dict[str, Any], tensors: dict[str, TensorHeader]) -> None:
+    drafter, target = manifest.drafter, manifest.inputs.target
+    config, own = read_description(value, DRAFTER_CONFIG)
+    expected = {
+        "gamma": (config.gamma, drafter.gamma),
+        "taps": (config.taps, drafter.taps),
+        "mask_token_id": (config.mask_token_id, drafter.mask_token_id),
+        "markov_type": (config.markov_type, drafter.markov.type),
+        "markov_rank": (config.markov_rank, drafter.markov.rank),
+        "vocab_size": (config.vocab_size, target.vocab_physical),
+        "dialect": (own["dialect"], "union"),
+        "proposed_vocab_size": (own["proposed_vocab_size"], drafter.draft_vocab),
+        "embedding_digest": (own["target"]["embedding_digest"], target.embedding_digest),
+        "head_digest": (own["target"]["head_digest"], target.head_digest),
+        "weights_sha256": (own["weights_sha256"], _entry(manifest, DRAFTER_WEIGHTS).sha256),
+        "dtype": (value["dtype"], drafter.dtype),
+        "parameters and dtype": (describe_tensors(tensors), (drafter.parameters, drafter.dtype)),
+        "confidence bias": ("confidence_head.proj.bias" in tensors, drafter.confidence.bias),
+    }
+    _compare("drafter/", expected)
+
+
+def _check_scheduler(manifest: Manifest, contents: Mapping[str, Content]) -> None:
+    scheduler = _typed(contents, SCHEDULER, SchedulerConfig)
+    calibration = _typed(contents, CALIBRATION, CalibrationReport)
+    if scheduler.gamma != manifest.drafter.gamma:
+        raise ValueError(f"{SCHEDULER} is for gamma {scheduler.gamma}, the drafter has {manifest.drafter.gamma}")
+    if scheduler.calibrations != calibration.temperatures:
+        raise ValueError(f"{SCHEDULER} and {CALIBRATION} hold different temperatures")
+    curves = {}
+    for path, content in contents.items():
+        if isinstance(content, CostReport):
+            if path != f"scheduler/cost/{content.profile}.json" or content.gamma != scheduler.gamma:
+                raise ValueError(f"{path} is of profile {content.profile} and gamma {content.gamma}")
+            if content.curve is not None:
+                curves[content.profile] = content.curve
+    if curves != dict(scheduler.curves):
+        raise ValueError(f"{SCHEDULER} has other cost curves than scheduler/cost/ holds")
+
+
+def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
+    gamma = manifest.drafter.gamma
+    _check_sglang(_typed(contents, SCHEDULER, SchedulerConfig), contents)
+    vllm = _foreign(contents, "engines/vllm/speculative_config.json")
+    if vllm is not None and vllm.get("num_speculative_tokens") != gamma:
+        raise ValueError(f"engines/vllm/speculative_config.json is for other blocks than gamma = {gamma}")
+    if "engines/onnxruntime/io.json" in contents:
+        _check_onnx(manifest, _typed(contents, "engines/onnxruntime/io.json", OnnxIO))
+
+
+def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -> None:
+    """SGLang's tables are those of the scheduler: it would accept any others and be misled (package.md, rule 9)."""
+    sts, sps = (_foreign(contents, f"engines/sglang/{name}.json") for name in ("sts", "sps"))
+    if sts is not None and tuple(sts.get("temperatures", ())) not in {
+        one.temperatures for one in scheduler.calibrations
+    }:
+        raise ValueError(f"engines/sglang/sts.json has temperatures that {SCHEDULER} does not have")
+    if sps is not None:
+        keys = ("sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens")
+        curves = [
+            [list(curve.sample_batch_tokens), list(curve.sample_steps_per_second), curve.max_batch_tokens]
+            for curve in scheduler.curves.values()
+        ]
+        if [sps.get(key) for key in keys] not in curves:
+            raise ValueError(f"engines/sglang/sps.json has a cost curve that {SCHEDULER} does not have")
+        if '"bias_seconds"' in canonical_json(sps):
+            raise ValueError("engines/sglang/sps.json would be taken for a two-dimensional table")
+
+
+def _check_onnx(manifest: Manifest, onnx: OnnxIO) -> None:
+    drafter, target = manifest.drafter, manifest.inputs.target
+    listed = {entry.path for entry in manifest.files}
+    for name in (onnx.stateless.file, onnx.cached.file, onnx.weights.file):
+        if f"engines/onnxruntime/{name}" not in listed:
+            raise ValueError(f"engines/onnxruntime/io.json names {name}, which is not in the package")
+    weights = _entry(manifest, f"engines/onnxruntime/{onnx.weights.file}")
+    expected = {
+        "gamma": (onnx.gamma, drafter.gamma),
+        "taps": (onnx.taps, drafter.taps),
+        "mask_token_id": (onnx.mask_token_id, drafter.mask_token_id),
+        "draft_vocab_size": (onnx.draft_vocab_size, drafter.draft_vocab),
+        "vocab_size": (onnx.vocab_size, target.vocab_physical),
+        "embedding_digest": (onnx.embedding_digest, target.embedding_digest),
+        "head_digest": (onnx.head_digest, target.head_digest),
+        "weights": ((onnx.weights.bytes, onnx.weights.sha256), (weights.bytes, weights.sha256)),
+    }
+    _compare("engines/onnxruntime/io.json", expected)
+
+
+def _check_evidence(manifest: Manifest, contents: Mapping[str, Content]) -> None:
+    package, gamma = manifest.digests.package_digest, manifest.drafter.gamma
+    certificate = _typed(contents, CERTIFICATE, Certificate)
+    metrics = _typed(contents, METRICS, EvaluationMetrics)
+    expected = {
+        f"{CERTIFICATE}: subject": (certificate.subject, package),
+        f"{CERTIFICATE}: gamma": (certificate.gamma, gamma),
+        f"{METRICS}: gamma": (metrics.gamma, gamma),
+        f"{PROFILE}: its numbers": (
+            _typed(contents, PROFILE, SpeculationProfile),
+            speculation_profile(metrics, certificate),
+        ),
+    }
+    _compare("", expected)
+    if package not in _typed(contents, CARD, str):
+        raise ValueError(f"{CARD} does not name the package that it describes, {package}")
+    entries = {f"evidence/certify/{entry.profile}.json": entry for entry in certificate.entries}
+    beside = {path: content for path, content in contents.items() if path.startswith("evidence/certify/")}
+    if entries != beside:
+        raise ValueError(f"{CERTIFICATE} and evidence/certify/ differ")
+    folders = {path.split("/")[1] for path in contents if path.startswith("engines/")}
+    if folders != {item.engine for item in certificate.engines if item.status == "written"}:
+        raise ValueError(f"{CERTIFICATE} says other engines have files than engines/ holds")
+
+
+def _compare(where: str, pairs: Mapping[str, tuple[object, object]]) -> None:
+    for key, (found, expected) in pairs.items():
+        if found != expected:
+            raise ValueError(f"{where} {key}: {found!r}, expected {expected!r}".strip())
+
+
+def _entry(manifest: Manifest, path: str) -> FileEntry:
+    return next(entry for entry in manifest.files if entry.path == path)
+
+
+def _foreign(contents: Mapping[str, Content], path: str) -> dict[str, Any] | None:
+    return _typed(contents, path, dict) if path in contents else None
+
+
+def _typed(contents: Mapping[str, Content], path: str, kind: type[Kind]) -> Kind:
+    content = contents.get(path)
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} is missing or not what stands in its place")
+    return content

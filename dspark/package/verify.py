@@ -1,0 +1,222 @@
+"""Is a folder exactly the package that its manifest describes? (package.md, "Digests")
+
+Follows no link, runs and unpickles nothing, hashes and parses through one open file each. Without a digest from outside
+this shows integrity, not authenticity: who can change a file can also write a new manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dspark.errors import IntegrityError, SettingsError
+from dspark.io.jsonfile import strict_loads, validation_text
+from dspark.package.consistency import check_package
+from dspark.package.contents import Content, read_content
+from dspark.package.layout import MANIFEST, SIGNATURE
+from dspark.package.manifest import FileEntry, Manifest, manifest_bytes
+
+_HINT = "fetch the package again, or make it again with `dspark run`"
+_MAX_MANIFEST = 16 * 2**20
+
+
+class VerifyReport(BaseModel):
+    """What was verified, and how far that reaches."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    build: str
+    model_digest: str
+    package_digest: str
+    evidence_digest: str
+    self_digest: str
+    files: int
+    bytes: int
+    authenticated: Literal["nothing", "deployable files", "everything"]  # by the digest that was given
+
+    @property
+    def note(self) -> str:
+        """What a reader must know about the reach of the check."""
+        if self.authenticated == "nothing":
+            return "integrity only, not authenticity: compare a digest obtained elsewhere with --digest"
+        if self.authenticated == "deployable files":
+            return "package_digest matches; it does not cover the evidence, self_digest does"
+        return "self_digest matches: every file is the one that was published"
+
+
+def verify(folder: Path, *, digest: str | None = None) -> VerifyReport:
+    """Verify a package completely.
+
+    Args:
+        folder: the package.
+        digest: a package or manifest digest obtained elsewhere (64 lower-case hex digits); compared if given.
+    Raises:
+        SettingsError: `digest` is no digest.
+        IntegrityError: a file is changed, missing, too many, linked or special, a path is not allowed, the manifest is
+            not canonical, something inside does not parse or validate, or the digest is another one.
+    """
+    if digest is not None and not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise SettingsError(
+            f"{digest!r} is not a digest: 64 lower-case hexadecimal digits are expected",
+            "take package_digest or self_digest from where the package was published",
+        )
+    manifest = read_manifest(folder)
+    _check_tree(folder, manifest)
+    contents: dict[str, Content] = {}
+    for entry in manifest.files:
+        with _explained(folder / entry.path), _opened(folder, entry.path) as handle:
+            contents[entry.path] = _read_entry(handle, entry)
+    with _explained(folder):
+        check_package(manifest, contents)
+    return VerifyReport(
+        name=manifest.name,
+        build=manifest.build,
+        model_digest=manifest.digests.model_digest,
+        package_digest=manifest.digests.package_digest,
+        evidence_digest=manifest.digests.evidence_digest,
+        self_digest=manifest.digests.self_digest,
+        files=len(manifest.files),
+        bytes=sum(entry.bytes for entry in manifest.files),
+        authenticated=_authenticated(folder, manifest, digest),
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate `manifest.json` alone: its form and its own digests, not the files.
+
+    Raises:
+        IntegrityError: missing, linked, not canonical, or not a manifest.
+    """
+    path = folder / MANIFEST
+    with _explained(path), _opened(folder, MANIFEST) as handle:
+        data = handle.read(_MAX_MANIFEST + 1)
+        if len(data) > _MAX_MANIFEST:
+            raise ValueError(f"larger than {_MAX_MANIFEST} bytes")
+        value = strict_loads(data.decode("utf-8"))
+        schema = value.get("schema") if isinstance(value, dict) else None
+        expected = Manifest.model_fields["schema_"].default
+        if schema != expected:
+            raise ValueError(f"schema is {schema!r}, this version of dspark reads {expected!r}")
+        manifest = Manifest.model_validate(value)
+        if manifest_bytes(manifest) != data:
+            raise ValueError("not in canonical form")
+    return manifest
+
+
+def _check_tree(folder: Path, manifest: Manifest) -> None:
+    listed = {entry.path for entry in manifest.files}
+    with _explained(folder):
+        links = dict(_walk(folder, "", _folders(listed)))
+    if SIGNATURE in links:
+        raise IntegrityError(
+            f"{folder / SIGNATURE}: this version of dspark cannot check signatures",
+            "use a version that can, or compare a digest with --digest",
+        )
+    present = links.keys() - {MANIFEST}
+    if missing := sorted(listed - present):
+        raise IntegrityError(f"{folder}: missing: {_some(missing)}", _HINT)
+    if extra := sorted(present - listed):
+        raise IntegrityError(f"{folder}: not in the manifest: {_some(extra)}", _HINT)
+    if linked := sorted(path for path, names in links.items() if names != 1):
+        raise IntegrityError(
+            f"{folder}: has a second name on this file system (hard link): {_some(linked)}",
+            "copy the package instead of linking it",
+        )
+
+
+def _walk(folder: Path, below: str, folders: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """Every regular file below `folder` and how many names it has.
+
+    Raises:
+        ValueError: a link, a special file, or a folder in which no listed file stands.
+    """
+    with os.scandir(folder / below) as entries:
+        for entry in sorted(entries, key=lambda item: item.name):
+            path = f"{below}/{entry.name}" if below else entry.name
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                yield path, status.st_nlink
+            elif not stat.S_ISDIR(status.st_mode):
+                raise ValueError(f"{path!r} is {'a link' if stat.S_ISLNK(status.st_mode) else 'a special file'}")
+            elif path not in folders:
+                raise ValueError(f"{path!r} is a folder in which no file of the manifest stands")
+            else:
+                yield from _walk(folder, path, folders)
+
+
+def _folders(paths: set[str]) -> frozenset[str]:
+    return frozenset(str(parent) for path in paths for parent in PurePosixPath(path).parents)
+
+
+@contextmanager
+def _opened(folder: Path, path: str) -> Iterator[BufferedReader]:
+    """Open a regular file below `folder`, following no link on the way and waiting on no pipe."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    *parents, name = path.split("/")
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for parent in parents:
+            inner = os.open(parent, flags | os.O_DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        handle = os.fdopen(os.open(name, flags, dir_fd=directory), "rb")
+    finally:
+        os.close(directory)
+    with handle:
+        if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+            raise ValueError("is not a regular file")
+        yield handle
+
+
+def _read_entry(handle: BufferedReader, entry: FileEntry) -> Content:
+    """Check size and sha256 of an open file, then parse it."""
+    size = os.fstat(handle.fileno()).st_size
+    if size != entry.bytes:
+        raise ValueError(f"has {size} bytes, the manifest says {entry.bytes}")
+    if hashlib.file_digest(handle, "sha256").hexdigest() != entry.sha256:
+        raise ValueError("is not the file of the manifest (sha256 differs)")
+    handle.seek(0)
+    return read_content(entry.path, handle, size)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Any failure to read, parse or validate anything in a package is one of integrity (package.md)."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except ValidationError as reason:
+        raise IntegrityError(f"{path}: {validation_text(reason)}", _HINT) from reason
+    except Exception as reason:
+        raise IntegrityError(f"{path}: {str(reason) or type(reason).__name__}", _HINT) from reason
+
+
+def _authenticated(
+    folder: Path, manifest: Manifest, digest: str | None
+) -> Literal["nothing", "deployable files", "everything"]:
+    if digest is None:
+        return "nothing"
+    if digest == manifest.digests.self_digest:
+        return "everything"
+    if digest == manifest.digests.package_digest:
+        return "deployable files"
+    raise IntegrityError(
+        f"{folder}: {digest} is neither its package_digest {manifest.digests.package_digest} "
+        f"nor its self_digest {manifest.digests.self_digest}",
+        "this is not the package that was asked for",
+    )
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")

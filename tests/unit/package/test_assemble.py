@@ -1,0 +1,173 @@
+"""Equal inputs give equal packages, and what does not fit together becomes none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import fake_build
+import pytest
+from fake_build import card
+
+from dspark.errors import DataError, DsparkError, StageError
+from dspark.io.digest import digest_tree
+from dspark.package.assemble import assemble
+from dspark.package.verify import verify
+
+
+def test_two_builds_of_equal_files_are_byte_for_byte_the_same(tmp_path):
+    trees = []
+    for name in ("one", "two"):
+        out = tmp_path / name / "package"
+        manifest = assemble(fake_build.make(tmp_path / name), out, card=card)
+        verify(out, digest=manifest.digests.self_digest)
+        trees.append((digest_tree(out), manifest))
+    assert trees[0] == trees[1]
+
+
+def test_measurements_change_the_package_but_not_the_model(sources, tmp_path):
+    before = assemble(sources, tmp_path / "a", card=card).digests
+    path = sources.costs[fake_build.CPU]
+    path.write_text(path.read_text().replace("60.0", "61.0"))
+    after = assemble(sources, tmp_path / "b", card=card).digests
+    assert after.model_digest == before.model_digest
+    assert after.package_digest != before.package_digest
+
+
+def test_evidence_alone_changes_neither(sources, tmp_path):
+    before = assemble(sources, tmp_path / "a", card=card).digests
+    dirty = sources.lineage.model_copy(update={"git_commit": "another"})
+    after = assemble(replace(sources, lineage=dirty), tmp_path / "b", card=card).digests
+    assert (after.model_digest, after.package_digest) == (before.model_digest, before.package_digest)
+    assert after.evidence_digest != before.evidence_digest
+
+
+def test_weights_change_everything(sources, tmp_path):
+    before = assemble(sources, tmp_path / "a", card=card).digests
+    data = sources.export / "onnxruntime" / "draft_block.onnx"
+    data.write_bytes(data.read_bytes() + b"x")
+    after = assemble(sources, tmp_path / "b", card=card).digests
+    assert after.model_digest != before.model_digest and after.package_digest != before.package_digest
+
+
+def test_no_local_path_of_the_maker_is_in_the_package(pristine):
+    """The target was a local folder in somebody's home."""
+    for path in pristine.rglob("*"):
+        if path.is_file():
+            assert b"secret" not in path.read_bytes() and b"/home/" not in path.read_bytes()
+
+
+def test_the_manifest_says_what_the_package_was_made_from(pristine):
+    manifest = json.loads((pristine / "manifest.json").read_bytes())
+    corpus = manifest["inputs"]["corpus"]
+    assert corpus["tokens"] == {"train": 80, "dev": 40} and corpus["prompts"]["eval"] == 3
+    assert manifest["inputs"]["recipe"]["training"]["steps"] == 5
+    assert manifest["inputs"]["target"]["public_id"] == "org/tiny-llama"
+    # fc 8x16, two norms of 8, up_proj 16x8, W1 and W2 32x4 each, confidence 12 + 1
+    assert manifest["drafter"]["parameters"] == 128 + 16 + 128 + 256 + 13
+
+
+def test_a_new_package_replaces_the_old_one_and_leaves_nothing_beside_it(sources, tmp_path):
+    out = tmp_path / "out" / "package"
+    first = assemble(sources, out, card=card)
+    (out / "stale.txt").write_text("x")
+    assert assemble(sources, out, card=card) == first
+    verify(out)
+    assert [path.name for path in out.parent.iterdir()] == ["package"]
+
+
+def test_an_interrupted_assembly_leaves_the_old_package_and_is_done_again(sources, tmp_path):
+    out = tmp_path / "out" / "package"
+    assemble(sources, out, card=card)
+    before = digest_tree(out)
+
+    def stopped(folder, description):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        assemble(sources, out, card=stopped)
+    assert digest_tree(out) == before
+    assemble(sources, out, card=card)
+    assert digest_tree(out) == before
+    assert [path.name for path in out.parent.iterdir()] == ["package"]
+
+
+def test_unfinished_work_can_stand_elsewhere(sources, tmp_path):
+    out = tmp_path / "out" / "package"
+    assemble(sources, out, card=card, work=tmp_path / "work")
+    verify(out)
+    assert not (tmp_path / "work" / "package").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "export/drafter/config.json",
+        "export/drafter/model.safetensors",
+        "export/parity.json",
+        "calibrate/calibration.json",
+        "calibrate/reliability.csv",
+        "train/curves.csv",
+        "evaluate/metrics.json",
+        "cost.json",
+        "certify/cpu-reference.json",
+        "corpora/demo/prompts/summary.json",
+        "corpora/demo/responses/summary.json",
+        "corpora/demo/features/manifest.json",
+    ],
+)
+def test_a_missing_output_of_a_stage_is_named(sources, tmp_path, path):
+    (tmp_path / "build" / path).unlink()
+    with pytest.raises(DataError) as caught:
+        assemble(sources, tmp_path / "package", card=card)
+    assert path in caught.value.message and "dspark run" in caught.value.hint
+    assert not (tmp_path / "package").exists()
+
+
+def test_outputs_that_contradict_each_other_become_no_package(sources, tmp_path):
+    path = sources.calibrate / "calibration.json"
+    text = path.read_text()
+    wrong = sources.export / "onnxruntime" / "draft_block.onnx.data"
+    wrong.write_bytes(bytes(64))
+    with pytest.raises(StageError, match="weights"):
+        assemble(sources, tmp_path / "package", card=card)
+    assert not (tmp_path / "package").exists()
+    assert path.read_text() == text
+
+
+def test_a_file_of_unknown_kind_is_refused_by_name(sources, tmp_path):
+    (sources.evaluate / "records" / "cache.pkl").write_bytes(b"x")
+    with pytest.raises(StageError, match=r"cache\.pkl"):
+        assemble(sources, tmp_path / "package", card=card)
+
+
+def test_engines_without_files_say_why(sources, tmp_path):
+    """No ONNX export, and no profile that was measured: SGLang needs a cost curve, vLLM does not."""
+    shutil.rmtree(sources.export / "onnxruntime")
+    out = tmp_path / "package"
+    assemble(replace(sources, costs={}), out, card=card)
+    verify(out)
+    engines = {item["engine"]: item for item in json.loads((out / "certificate.json").read_text())["engines"]}
+    assert "export.onnx" in engines["onnxruntime"]["reason"]
+    assert "cost curve" in engines["sglang"]["reason"]
+    assert engines["vllm"] == {"engine": "vllm", "status": "written"}
+    assert engines["llamacpp"]["status"] == "absent"
+    assert sorted(path.name for path in (out / "engines").iterdir()) == ["vllm"]
+
+
+def test_a_profile_that_could_not_be_curved_keeps_its_raw_times(sources, tmp_path):
+    path = sources.costs[fake_build.CPU]
+    value = json.loads(path.read_text())
+    del value["curve"]
+    path.write_text(json.dumps(value | {"absent": {"curve": "flat"}}))
+    out = tmp_path / "package"
+    assemble(sources, out, card=card)
+    verify(out)
+    assert (out / "scheduler" / "cost" / "cpu-reference.json").is_file()
+    assert json.loads((out / "scheduler" / "scheduler.json").read_text())["curves"] == {}
+
+
+def test_a_card_that_does_not_name_its_package_is_refused(sources, tmp_path):
+    with pytest.raises(DsparkError, match=r"README\.md"):
+        assemble(sources, tmp_path / "package", card=lambda folder, description: "# nothing\n")
