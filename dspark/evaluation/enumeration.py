@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dspark.decoding.draws import Counts, Draws, Rows
+from dspark.decoding.draws import Draws, Rows
+from dspark.decoding.prefixes import Counts
 from dspark.targets.loading import Target
 
 Tokens = tuple[int, ...]

@@ -1,0 +1,248 @@
+"""Certify the reference engine on one serving profile: the exported drafter, loaded again, in the engine's dtype.
+
+`CertificateEntry` is torch-free (`entry.py`); torch is imported only where something is measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dspark.config.models import DType, EvaluationSettings, Sampling, ServingProfile
+from dspark.decoding.records import RecordSet
+from dspark.errors import SettingsError
+from dspark.evaluation.acceptance import measure_acceptance
+from dspark.evaluation.entry import (
+    AgainstNone,
+    Agreement,
+    CertificateEntry,
+    HoldsUntil,
+    LosslessSummary,
+    Recommendation,
+    Status,
+    Workload,
+    absent_entry,
+)
+from dspark.evaluation.results import LosslessReport
+from dspark.io.progress import Progress
+from dspark.measured import Measured, bootstrap, ratio_of_sums
+
+if TYPE_CHECKING:
+    from dspark.corpus.prompts import PreparedPrompt
+    from dspark.decoding.drafting import Proposer
+    from dspark.evaluation.throughput import Comparison
+    from dspark.scheduling.prefix import PrefixScheduler
+    from dspark.targets.loading import Target
+
+Load = Callable[[DType], "tuple[Target, Proposer]"]
+
+TOLERANCE = 0.05  # relative difference of tau between evaluation and engine
+VALID_DAYS = 180
+
+__all__ = ["CertificateEntry", "Load", "absent_entry", "certify_reference", "compare_offline", "recommend"]
+
+
+def certify_reference(
+    profile: ServingProfile,
+    fingerprint: Mapping[str, Any],
+    load: Load,
+    prompts: Sequence[PreparedPrompt],
+    settings: EvaluationSettings,
+    *,
+    offline: RecordSet | None,
+    lossless: LosslessReport | None,
+    scheduler: PrefixScheduler | None = None,
+    progress: Progress | None = None,
+) -> CertificateEntry:
+    """Measure acceptance, agreement with the evaluation, load points and cycle times in the engine itself.
+
+    Args:
+        profile: its dtype, concurrencies and threads; the caller has set torch's threads.
+        fingerprint: of the machine and engine (`profiling.fingerprint`).
+        load: the target and a proposer on the *exported* drafter, in a dtype.
+        prompts: of the eval split.
+        settings: prompts per domain, lengths and rounds.
+        offline: the evaluation's greedy records, for the agreement; None: status `inconclusive`.
+        lossless: the evaluation's check of the loop, which is this engine's loop; None: status `inconclusive`.
+        scheduler: for policy `scheduled`; None: that policy is not measured.
+        progress: shows the decoding and the rounds.
+    Raises:
+        SettingsError: an engine other than the reference engine.
+    """
+    if profile.access == "none":
+        return absent_entry(profile)
+    if profile.engine != "reference":
+        raise SettingsError(f"profile {profile.name}: engine {profile.engine!r} is not the reference engine")
+    from dspark.decoding.policies import Fixed, NoDrafts, Policy, Scheduled
+    from dspark.evaluation.decoding import decode_prompts, first_prompts, spread_prompts
+    from dspark.evaluation.throughput import NONE, Arm, compare
+
+    progress = progress or Progress()
+    target, proposer = load(profile.dtype)
+    chosen = first_prompts(prompts, settings.certify_prompts_per_domain)
+    progress.start("decode in the engine", len(chosen), unit="prompts")
+    engine = decode_prompts(target, proposer, chosen, settings, temperature=0.0, progress=progress)
+    agreement = None if offline is None else compare_offline(offline, engine, seed=settings.seed)
+
+    policies: list[Policy] = [Fixed(), *([Scheduled(scheduler)] if scheduler is not None else [])]
+    arms = [Arm(NONE, None, NoDrafts()), *(Arm(policy.name, proposer, policy) for policy in policies)]
+    rounds = settings.throughput_rounds
+    progress.start("measure load", len(profile.certify_concurrency) * len(arms) * rounds, unit="rounds")
+    comparisons = []
+    for concurrency in sorted(profile.certify_concurrency):
+        asked = [one.token_ids for one in spread_prompts(prompts, max(settings.throughput_prompts, concurrency))]
+        comparisons.append(
+            compare(
+                target,
+                arms,
+                asked,
+                rounds=rounds,
+                max_new_tokens=settings.throughput_new_tokens,
+                concurrency=concurrency,
+                seed=settings.seed,
+                progress=progress,
+            )
+        )
+    reports = [comparison.report() for comparison in comparisons]
+    status, reason = _status(agreement, lossless)
+    now = datetime.datetime.now(datetime.UTC)
+    return CertificateEntry(
+        profile=profile.name,
+        status=status,
+        reason=reason,
+        fingerprint=dict(fingerprint),
+        measured_at=now.isoformat(timespec="seconds"),
+        workload=Workload(
+            domains=tuple(sorted(set(engine.domains))),
+            sampling=Sampling(temperature=0.0),
+            thinking_mode=target.record.thinking_mode,
+            policy=Fixed().name,
+            prompts=len(chosen),
+            max_new_tokens=settings.max_new_tokens,
+        ),
+        acceptance={
+            domain: measure_acceptance(engine.of_domain(domain).decoded, seed=settings.seed)
+            for domain in sorted(set(engine.domains))
+            if any(len(one.cycles) for one in engine.of_domain(domain).decoded)
+        },
+        offline_vs_engine=agreement,
+        lossless=_lossless(lossless),
+        load=tuple(arm.load for report in reports for arm in report.arms.values()),
+        against_none=tuple(
+            AgainstNone(concurrency=arm.load.concurrency, arm=name, policy=arm.load.policy, ratio=arm.against_none)
+            for report in reports
+            for name, arm in report.arms.items()
+            if arm.against_none is not None
+        ),
+        cycle=reports[0].arms[Fixed().name].cycle,
+        recommended=recommend(comparisons, proposer.gamma),
+        holds_until=HoldsUntil(
+            engine_version=str(fingerprint["engine_version"]),
+            date=(now + datetime.timedelta(days=VALID_DAYS)).date().isoformat(),
+        ),
+    )
+
+
+def compare_offline(offline: RecordSet, engine: RecordSet, *, tolerance: float = TOLERANCE, seed: int = 0) -> Agreement:
+    """tau of the evaluation and of the engine on the prompts that both decoded.
+
+    Half precision lets texts part ways at near-ties, so the two are compared as means over prompts: `agrees` within
+    the tolerance; beyond it `disagrees` if the difference is more than noise, `inconclusive` if it may be noise.
+
+    Raises:
+        SettingsError: different temperatures or policies, or no prompt in common.
+    """
+    if offline.kind != engine.kind:
+        raise SettingsError(f"offline records are of {offline.kind}, the engine's of {engine.kind}")
+    places = {name: index for index, name in enumerate(offline.ids)}
+    pairs = [(places[name], index) for index, name in enumerate(engine.ids) if name in places]
+    if not pairs:
+        raise SettingsError("evaluation and engine have no prompt in common")
+    sides = []
+    for records, indices in ((offline, [a for a, _ in pairs]), (engine, [b for _, b in pairs])):
+        cycles = [records.decoded[index].cycles for index in indices]
+        sides.append(
+            (np.array([one.committed.sum() for one in cycles], float), np.array([len(one) for one in cycles], float))
+        )
+    (offline_tokens, offline_cycles), (engine_tokens, engine_cycles) = sides
+
+    def relative(sample: np.ndarray[Any, np.dtype[np.intp]]) -> float:
+        if not (offline_cycles[sample].sum() and engine_cycles[sample].sum()):
+            return float("nan")
+        before = offline_tokens[sample].sum() / offline_cycles[sample].sum()
+        return float(engine_tokens[sample].sum() / engine_cycles[sample].sum() / before - 1)
+
+    difference = bootstrap(len(pairs), relative, seed=seed)
+    taus = [ratio_of_sums(tokens, cycles, seed=seed) for tokens, cycles in sides]
+    if difference is None or taus[0] is None or taus[1] is None:
+        raise SettingsError("evaluation or engine recorded no cycle on their common prompts")
+    low, high = difference.ci95
+    within = abs(difference.value) <= tolerance
+    return Agreement(
+        result="agrees" if within else "inconclusive" if low <= 0 <= high else "disagrees",
+        tolerance=tolerance,
+        prompts=len(pairs),
+        offline_tau=taus[0],
+        engine_tau=taus[1],
+        relative_difference=difference,
+    )
+
+
+def recommend(comparisons: Sequence[Comparison], gamma: int) -> tuple[Recommendation, ...]:
+    """The policy of each range of concurrency: the faster one on one half of the rounds, if it holds on the other.
+
+    Halves consist of pairs of rounds, so that each holds both orders of the arms. A policy is recommended where the
+    lower bound of its ratio on the second half is above 1; elsewhere speculation is switched off.
+    """
+    found: list[Recommendation] = []
+    for place, comparison in enumerate(comparisons):
+        numbers = range(len(comparison.rounds["none"]))
+        fit, judge = [n for n in numbers if n // 2 % 2 == 0], [n for n in numbers if n // 2 % 2 == 1]
+        speeds = {arm.name: comparison.ratio(arm.name, fit).value for arm in comparison.arms if arm.name != "none"}
+        best = max(speeds, key=lambda name: speeds[name])
+        ratio = comparison.ratio(best, judge or fit)
+        pays = ratio.ci95[0] > 1 and bool(judge)
+        last = place + 1 == len(comparisons)
+        found.append(
+            Recommendation(
+                from_concurrency=comparison.concurrency,
+                to_concurrency=comparison.concurrency if last else comparisons[place + 1].concurrency - 1,
+                policy=next(arm.policy.name for arm in comparison.arms if arm.name == (best if pays else "none")),
+                gamma=gamma,
+                reason=_reason(best, ratio, pays, len(judge)),
+            )
+        )
+    return tuple(found)
+
+
+def _reason(best: str, ratio: Measured, pays: bool, judged: int) -> str:
+    if not judged:
+        return f"{best} was not judged on rounds of its own: measure at least four"
+    return f"{best} is {ratio} times as fast as none{'' if pays else ', which is not surely above 1'}"
+
+
+def _lossless(report: LosslessReport | None) -> LosslessSummary:
+    if report is None:
+        return LosslessSummary(method="none", result="inconclusive", n=0, drafts=0)
+    greedy = report.greedy
+    return LosslessSummary(
+        method=f"{greedy.method}+{report.sampled.method}", result=report.result, n=greedy.n, drafts=greedy.drafts
+    )
+
+
+def _status(agreement: Agreement | None, lossless: LosslessReport | None) -> tuple[Status, str | None]:
+    if agreement is None:
+        return "inconclusive", "there are no records of the evaluation to compare the engine with"
+    if agreement.result == "disagrees":
+        return "disagrees", (
+            f"tau is {agreement.engine_tau.value:.3f} in the engine and {agreement.offline_tau.value:.3f} in the "
+            f"evaluation of the same prompts, more than {agreement.tolerance:.0%} apart"
+        )
+    if agreement.result == "inconclusive":
+        return "inconclusive", "tau of engine and evaluation differ, and there are too few prompts to say by how much"
+    if lossless is None or lossless.result == "inconclusive":
+        return "inconclusive", "losslessness was not shown"
+    return "measured", None

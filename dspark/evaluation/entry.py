@@ -1,0 +1,116 @@
+"""One entry of a certificate: what was measured in one engine, on exactly what, and until when it holds (package.md).
+
+Models only; nothing heavy is imported, so that a serving machine can read a certificate.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from dspark.config.models import Name, Sampling, ServingProfile
+from dspark.evaluation.results import Acceptance, CycleCost, LoadPoint, Model, Result
+from dspark.measured import Measured
+
+Status = Literal["measured", "absent", "disagrees", "inconclusive"]
+
+
+class Workload(Model):
+    """What was decoded."""
+
+    domains: tuple[str, ...]
+    sampling: Sampling
+    thinking_mode: Literal["none", "off", "on"]
+    verification_rule: Literal["standard", "block"] = "standard"
+    policy: str  # of `acceptance`
+    prompts: int
+    max_new_tokens: int
+
+
+class Agreement(Model):
+    """The build's evaluation against the engine, on the same prompts with whole blocks verified."""
+
+    result: Literal["agrees", "disagrees", "inconclusive"]
+    tolerance: float  # of the relative difference of tau
+    prompts: int
+    offline_tau: Measured
+    engine_tau: Measured
+    relative_difference: Measured  # engine / offline - 1; interval paired over prompts
+
+
+class LosslessSummary(Model):
+    """How losslessness was checked, and with what result."""
+
+    method: str
+    result: Result
+    n: int  # prompts, or enumerated cases
+    drafts: int  # a check that saw none is inconclusive
+
+
+class AgainstNone(Model):
+    """Tokens per second of an arm against plain decoding; below 1 it is slower, and stands here all the same."""
+
+    concurrency: int
+    arm: str
+    policy: str
+    ratio: Measured
+
+
+class Recommendation(Model):
+    """What to run at a number of concurrent requests; fitted on one half of the rounds, judged on the other."""
+
+    from_concurrency: int
+    to_concurrency: int
+    policy: str  # `none`: switch speculation off
+    gamma: int
+    reason: str
+
+
+class HoldsUntil(Model):
+    """When the entry ends: with another engine version, or after the date."""
+
+    engine_version: str
+    date: str  # ISO 8601
+
+
+class CertificateEntry(Model):
+    """`builds/<b>/certify/<profile>.json`, and an element of `certificate.json`."""
+
+    schema_: Literal["dspark/certificate-entry/1"] = Field(default="dspark/certificate-entry/1", alias="schema")
+    profile: Name
+    status: Status
+    reason: str | None = None  # why it is not `measured`
+    fingerprint: dict[str, Any] = Field(default_factory=dict)
+    measured_at: str | None = None  # ISO 8601, UTC
+    workload: Workload | None = None
+    acceptance: dict[str, Acceptance] = Field(default_factory=dict)  # by domain
+    offline_vs_engine: Agreement | None = None
+    lossless: LosslessSummary | None = None
+    load: tuple[LoadPoint, ...] = ()
+    against_none: tuple[AgainstNone, ...] = ()
+    against_champion: dict[str, Any] | None = None
+    cycle: CycleCost | None = None  # at the lowest concurrency, whole blocks verified
+    recommended: tuple[Recommendation, ...] = ()
+    holds_until: HoldsUntil | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> CertificateEntry:
+        if self.status != "measured" and not self.reason:
+            raise ValueError(f"status {self.status} needs a reason")
+        if self.status != "absent":
+            needed = ("measured_at", "workload", "lossless", "cycle", "holds_until")
+            missing = [name for name in (*needed, "fingerprint", "acceptance", "load") if not getattr(self, name)]
+            if missing:
+                raise ValueError(f"an entry that was measured lacks {', '.join(missing)}")
+        return self
+
+
+def absent_entry(profile: ServingProfile, reason: str | None = None) -> CertificateEntry:
+    """The entry of a profile that cannot be measured.
+
+    Args:
+        profile: with `access: none` its own reason is taken.
+        reason: why; needed for a profile that could have been measured.
+    """
+    return CertificateEntry(profile=profile.name, status="absent", reason=reason or profile.reason)

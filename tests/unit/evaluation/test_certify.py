@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from dspark.config.models import EvaluationSettings, ServingProfile
+from dspark.corpus.prompts import PreparedPrompt
+from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.history import History, Timing
+from dspark.decoding.policies import Fixed, NoDrafts
+from dspark.decoding.records import Decoded, RecordSet
+from dspark.errors import SettingsError
+from dspark.evaluation.certify import (
+    CertificateEntry,
+    absent_entry,
+    certify_reference,
+    compare_offline,
+    recommend,
+)
+from dspark.evaluation.decoding import decode_prompts
+from dspark.evaluation.results import GreedyLossless, LosslessReport, SampledLossless
+from dspark.evaluation.throughput import NONE, Arm, Comparison, _Round
+from dspark.evaluation.tiny import tiny_drafter, tiny_target
+from dspark.io.jsonfile import model_json
+from dspark.measured import Measured
+from dspark.scheduling.cost import CostCurve
+from dspark.scheduling.prefix import PrefixScheduler
+from dspark.targets.loading import Target
+
+SETTINGS = EvaluationSettings(
+    max_new_tokens=10, batch_size=4, throughput_prompts=4, throughput_new_tokens=6, throughput_rounds=4,
+    certify_prompts_per_domain=2,
+)  # fmt: skip
+PROFILE = ServingProfile(name="here", engine="reference", access="local", dtype="float32", certify_concurrency=(1, 2))
+FINGERPRINT = {"engine": "reference", "engine_version": "0.1.0"}
+
+
+def prompt(name: str, domain: str, *ids: int) -> PreparedPrompt:
+    return PreparedPrompt(id=name, domain=domain, messages=[{"role": "user", "content": "x"}], token_ids=list(ids))
+
+
+PROMPTS = [
+    prompt("m1", "math", 3, 4, 5), prompt("m2", "math", 7, 7, 8, 9), prompt("m3", "math", 20, 21),
+    prompt("c1", "chat", 11, 12, 13), prompt("c2", "chat", 2, 9, 30, 4, 5), prompt("c3", "chat", 9, 9),
+]  # fmt: skip
+
+
+def lossless(result: str = "pass") -> LosslessReport:
+    greedy = GreedyLossless(result=result, n=4, tokens=40, drafts=90, drafts_accepted=5, dtype="float32", noise=1e-6,
+                            epsilon=4e-6, largest_gap=0, near_ties=(), near_tie_prompts=0, violations=())  # fmt: skip
+    sampled = SampledLossless(result="pass", temperature=1, tolerance=1e-10, largest_difference=0, cases=())
+    return LosslessReport.of(greedy, sampled)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(40, spread=0.3)
+
+
+def load_with(target: Target, seed: int = 1) -> Any:
+    asked: list[str] = []
+
+    def load(dtype: str) -> tuple[Target, TorchProposer]:
+        asked.append(dtype)
+        return target, TorchProposer(tiny_drafter(target, 3, seed=seed))
+
+    load.asked = asked  # type: ignore[attr-defined]
+    return load
+
+
+def scheduler() -> PrefixScheduler:
+    curve = CostCurve(sample_batch_tokens=(1, 4), sample_steps_per_second=(10.0, 9.0), max_batch_tokens=16)
+    return PrefixScheduler(curve, 3)
+
+
+def test_an_entry_says_what_was_measured_on_what_and_until_when(target: Target):
+    load = load_with(target)
+    offline = decode_prompts(target, load("float32")[1], PROMPTS, SETTINGS, temperature=0.0)
+    entry = certify_reference(PROFILE, FINGERPRINT, load, PROMPTS, SETTINGS, offline=offline, lossless=lossless(),
+                              scheduler=scheduler())  # fmt: skip
+    assert load.asked[-1] == "float32"
+    assert entry.status == "measured" and entry.reason is None
+    assert entry.workload is not None and entry.workload.prompts == 4
+    assert set(entry.acceptance) == {"math", "chat"}
+    assert all(one.includes_bonus and one.tau.n == 2 for one in entry.acceptance.values())
+    assert entry.offline_vs_engine is not None and entry.offline_vs_engine.prompts == 4
+    assert entry.offline_vs_engine.relative_difference.value == 0
+    assert entry.lossless is not None and (entry.lossless.result, entry.lossless.drafts) == ("pass", 90)
+    assert {(one.concurrency, one.policy) for one in entry.load} == {
+        (c, p) for c in (1, 2) for p in ("none", "fixed", "scheduled")}  # fmt: skip
+    assert {(one.concurrency, one.policy) for one in entry.against_none} == {
+        (c, p) for c in (1, 2) for p in ("fixed", "scheduled")}  # fmt: skip
+    assert [(one.from_concurrency, one.to_concurrency) for one in entry.recommended] == [(1, 1), (2, 2)]
+    assert entry.cycle is not None and entry.cycle.draft_seconds.value > 0
+    assert entry.holds_until is not None and entry.holds_until.engine_version == "0.1.0"
+    assert datetime.datetime.fromisoformat(entry.measured_at or "").utcoffset() == datetime.timedelta(0)
+    assert CertificateEntry.model_validate(model_json(entry)) == entry
+
+
+def test_another_drafter_than_was_evaluated_disagrees(target: Target):
+    """The exported drafter accepts nothing where the evaluation's accepted everything."""
+    good = RecordSet(tuple(one.id for one in PROMPTS), tuple(one.domain for one in PROMPTS),
+                     tuple(request([3, 3, 3]) for _ in PROMPTS))  # fmt: skip
+    entry = certify_reference(PROFILE, FINGERPRINT, load_with(target), PROMPTS, SETTINGS, offline=good,
+                              lossless=lossless())  # fmt: skip
+    assert entry.status == "disagrees"
+    assert entry.reason is not None and "4.000 in the evaluation" in entry.reason
+
+
+@pytest.mark.parametrize(
+    ("offline", "report", "reason"),
+    [(False, lossless(), "no records of the evaluation"), (True, None, "losslessness was not shown"),
+     (True, lossless("inconclusive"), "losslessness was not shown")],
+)  # fmt: skip
+def test_what_was_not_shown_is_inconclusive(target: Target, offline: bool, report: Any, reason: str):
+    load = load_with(target)
+    records = decode_prompts(target, load("float32")[1], PROMPTS, SETTINGS, temperature=0.0) if offline else None
+    profile = PROFILE.model_copy(update={"certify_concurrency": (1,)})
+    entry = certify_reference(profile, FINGERPRINT, load, PROMPTS, SETTINGS, offline=records, lossless=report)
+    assert entry.status == "inconclusive" and reason in (entry.reason or "")
+
+
+def test_a_profile_without_access_gives_an_absent_entry_with_its_reason(target: Target):
+    profile = ServingProfile(name="far", engine="reference", access="none", reason="no GPU here")
+    entry = certify_reference(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
+    assert (entry.status, entry.reason) == ("absent", "no GPU here")
+    assert entry == absent_entry(profile)
+    with pytest.raises(ValidationError, match="status absent needs a reason"):
+        absent_entry(PROFILE)
+
+
+def test_another_engine_is_not_certified_here(target: Target):
+    profile = PROFILE.model_copy(update={"engine": "sglang"})
+    with pytest.raises(SettingsError, match="not the reference engine"):
+        certify_reference(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
+
+
+def test_an_entry_cannot_claim_what_it_does_not_hold():
+    with pytest.raises(ValidationError, match="lacks measured_at, workload, lossless"):
+        CertificateEntry(profile="here", status="measured")
+
+
+# ---------------------------------------------------------------- agreement
+
+
+def request(accepted: Sequence[int], temperature: float = 0.0) -> Decoded:
+    one = History(4, 3, 10_000, frozenset({1}), temperature, "fixed")
+    one.begin(5, 0.1)
+    for number, count in enumerate(accepted):
+        one.add([7] * 3, 3, count, 1 if number + 1 == len(accepted) else 8, np.zeros(3, np.float32),
+                Timing(0.02, 0.08, 1))  # fmt: skip
+    return one.result()
+
+
+def records(*decoded: Decoded, first: int = 0) -> RecordSet:
+    return RecordSet(tuple(f"p{first + i}" for i in range(len(decoded))), ("math",) * len(decoded), decoded)
+
+
+def test_agreement_is_judged_on_common_prompts():
+    """p1 and p2 are common: 2 tokens a cycle offline; 2.1 in the engine is 5 % more, the tolerance."""
+    offline = records(request([3]), request([1] * 20), request([1] * 20))
+    engine = records(*[request([1] * 18 + [2] * 2)] * 2, request([0]), first=1)
+    found = compare_offline(offline, engine)
+    assert found.prompts == 2
+    assert (found.offline_tau.value, found.engine_tau.value) == (2, pytest.approx(2.1))
+    assert found.relative_difference.value == pytest.approx(0.05)
+    assert compare_offline(offline, engine, tolerance=0.051).result == "agrees"
+    assert compare_offline(offline, engine, tolerance=0.049).result == "disagrees"
+
+
+def test_a_difference_that_may_be_noise_is_inconclusive():
+    """One prompt got 100 % better and one 50 % worse."""
+    offline, engine = records(request([1] * 4), request([1] * 4)), records(request([3] * 4), request([0] * 4))
+    assert compare_offline(offline, engine).result == "inconclusive"
+
+
+def test_agreement_needs_the_same_kind_and_common_prompts():
+    with pytest.raises(SettingsError, match="offline records are of temperature 0"):
+        compare_offline(records(request([1])), records(request([1], temperature=1.0)))
+    with pytest.raises(SettingsError, match="no prompt in common"):
+        compare_offline(records(request([1])), records(request([1]), first=5))
+    silent = History(4, 3, 1, frozenset({1}), 0.0, "fixed")
+    silent.begin(7, 0.1)
+    with pytest.raises(SettingsError, match="no cycle"):
+        compare_offline(records(silent.result()), records(request([1])))
+
+
+# ---------------------------------------------------------------- recommendation
+
+
+def comparison(concurrency: int, seconds: dict[str, list[float]]) -> Comparison:
+    """Rounds of 4 tokens that took so many seconds each; every round has its own prompts."""
+    arms = tuple(Arm(name, None, NoDrafts() if name == NONE else Fixed(int(name[-1]))) for name in seconds)
+    rounds = {
+        name: [_Round(group, value, [request([0, 0, 0])]) for group, value in enumerate(values)]
+        for name, values in seconds.items()
+    }
+    return Comparison(arms, rounds, 0.0, "float32", 1, concurrency, 8, 8, 0)
+
+
+def test_a_policy_is_recommended_where_it_surely_pays():
+    fast = comparison(1, {"none": [2.0] * 8, "k2": [1.0, 1.1] * 4, "k3": [1.5] * 8})
+    slow = comparison(4, {"none": [2.0] * 8, "k2": [2.1, 2.2] * 4, "k3": [2.5] * 8})
+    first, second = recommend([fast, slow], 3)
+    assert (first.from_concurrency, first.to_concurrency, first.policy, first.gamma) == (1, 3, "fixed(2)", 3)
+    assert (second.from_concurrency, second.to_concurrency, second.policy) == (4, 4, "none")
+    assert "k2 is 1.9" in first.reason and "not surely above 1" in second.reason
+
+
+def test_what_was_fitted_on_some_rounds_is_judged_on_others():
+    """k2 shines in rounds 0, 1, 4, 5, which choose it, and loses in 2, 3, 6, 7, which judge it."""
+    lucky = comparison(1, {"none": [2.0] * 8, "k2": [0.5, 0.5, 2.5, 2.5] * 2, "k3": [1.5] * 8})
+    (found,) = recommend([lucky], 3)
+    assert found.policy == "none" and "k2 is 0.8" in found.reason
+
+
+def test_two_rounds_are_too_few_to_judge():
+    (found,) = recommend([comparison(1, {"none": [2.0] * 2, "k2": [0.5] * 2})], 3)
+    assert found.policy == "none" and "at least four" in found.reason
+
+
+def test_reading_a_certificate_loads_no_torch():
+    script = (
+        "import sys; import dspark.evaluation.certify, dspark.evaluation.results, dspark.evaluation.acceptance,"
+        "dspark.profiling.cost; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_measured_numbers_read_well():
+    assert str(Measured(value=1.9, n=4, ci95=(1.8, 2.0))) == "1.900 [1.800, 2.000] (n=4)"

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark.calibration import CalibrationReport, Records, fit_temperatures
+from dspark.config.models import CalibrationSettings, EvaluationSettings
+from dspark.corpus.prompts import PreparedPrompt
+from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.records import calibration_records, read_records
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import SettingsError
+from dspark.evaluation import drafter as module
+from dspark.evaluation.decoding import decode_prompts, first_prompts, spread_prompts
+from dspark.evaluation.drafter import evaluate_drafter, temperatures_of
+from dspark.evaluation.results import EvaluationMetrics, LosslessReport, Pareto, SampledLossless
+from dspark.evaluation.tiny import tiny_drafter, tiny_target
+from dspark.io.jsonfile import read_model
+from dspark.scheduling.cost import CostCurve
+from dspark.targets.loading import Target
+
+SETTINGS = EvaluationSettings(
+    prompts_per_domain=3, max_new_tokens=10, batch_size=4, temperatures=(1.0,), throughput_dtype="bfloat16",
+    throughput_prompts=3, throughput_new_tokens=6, throughput_rounds=2,
+)  # fmt: skip
+
+
+def prompt(name: str, domain: str, *ids: int) -> PreparedPrompt:
+    return PreparedPrompt(id=name, domain=domain, messages=[{"role": "user", "content": "x"}], token_ids=list(ids))
+
+
+PROMPTS = [
+    prompt(f"{domain}{number}", domain, *range(2 + start, 6 + start + number))
+    for start, domain in enumerate(("math", "chat", "humaneval"))
+    for number in range(4)
+]
+
+
+def load(dtype: str) -> tuple[Target, DSparkDrafter]:
+    import torch
+
+    target = tiny_target(40, spread=0.3, dtype=getattr(torch, dtype))
+    return target, tiny_drafter(target, 3)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The enumeration has tests of its own."""
+    done = SampledLossless(result="pass", temperature=1, tolerance=1e-10, largest_difference=0, cases=())
+    monkeypatch.setattr(module, "check_sampled", lambda progress: done)
+
+
+@pytest.mark.usefixtures("quick")
+def test_everything_is_measured_into_one_folder(tmp_path: Path):
+    curve = CostCurve(sample_batch_tokens=(1, 4), sample_steps_per_second=(10.0, 9.0), max_batch_tokens=16)
+    asked: list[str] = []
+
+    def counted(dtype: str) -> tuple[Target, DSparkDrafter]:
+        asked.append(dtype)
+        return load(dtype)
+
+    report = evaluate_drafter(
+        counted, PROMPTS, SETTINGS, tmp_path, training_domains=["math", "chat"], curve=curve,
+        backends=lambda target: {"other": TorchProposer(tiny_drafter(target, 3, seed=4))},
+    )  # fmt: skip
+    assert asked == ["float32", "bfloat16"]
+    tables = {"per_position.csv", "threshold_sweep.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == tables | {
+        "metrics.json", "pareto.json", "lossless.json", "records"}  # fmt: skip
+    assert read_model(tmp_path / "metrics.json", EvaluationMetrics) == report
+    assert set(report.temperatures) == {"0", "1"}, "losslessness needs temperature 0, asked for or not"
+    for metrics in report.temperatures.values():
+        assert set(metrics.domains) == {"math", "chat", "humaneval"}
+        assert metrics.mean_of_domains is not None and metrics.mean_of_domains.domains == ("math", "chat")
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written["temperatures"]["0"]["domains"]["math"]["tau"].keys() == {"value", "n", "ci95"}
+    assert written["temperatures"]["1"]["mean_of_domains"]["includes_bonus"] is True
+    assert report.throughput is not None and report.throughput.dtype == "bfloat16"
+    assert set(report.throughput.arms) == {"none", "torch fixed", "other fixed", "torch scheduled"}
+    assert len(read_model(tmp_path / "pareto.json", Pareto).points) == 4
+    lossless = read_model(tmp_path / "lossless.json", LosslessReport)
+    assert lossless.result == "pass" and lossless.greedy.n == 9
+    records = read_records(tmp_path / "records" / "temperature-1.safetensors")
+    assert records.label == "sampled" and len(records.ids) == 9
+    rows = list(csv.DictReader((tmp_path / "threshold_sweep.csv").open()))
+    assert {(row["temperature"], row["domain"]) for row in rows} == {
+        (t, d) for t in ("0.0", "1.0") for d in ("math", "chat", "humaneval")}  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_dtype_is_loaded_once(tmp_path: Path):
+    asked: list[str] = []
+
+    def counted(dtype: str) -> tuple[Target, DSparkDrafter]:
+        asked.append(dtype)
+        return load(dtype)
+
+    settings = SETTINGS.model_copy(update={"throughput_dtype": "float32"})
+    report = evaluate_drafter(counted, PROMPTS, settings, tmp_path, training_domains=[])
+    assert asked == ["float32"]
+    assert report.throughput is not None and set(report.throughput.arms) == {"none", "torch fixed"}
+
+
+def test_half_precision_is_refused_for_losslessness(tmp_path: Path):
+    settings = SETTINGS.model_copy(update={"dtype": "bfloat16"})
+    with pytest.raises(SettingsError, match="losslessness needs float32"):
+        evaluate_drafter(load, PROMPTS, settings, tmp_path, training_domains=["math"])
+
+
+def test_the_calibration_of_the_same_sampling_is_taken():
+    target, drafter = load("float32")
+    settings = SETTINGS.model_copy(update={"max_new_tokens": 20})
+    records = decode_prompts(target, TorchProposer(drafter), PROMPTS, settings, temperature=0.0)
+    arrays = calibration_records(records.decoded)
+    result = fit_temperatures(Records(**vars(arrays)), CalibrationSettings(min_samples=5))
+    report = CalibrationReport(gamma=3, results=(result.calibration,))
+    assert temperatures_of(report, 0.0) == result.temperatures
+    assert temperatures_of(report, 1.0) is None
+    assert temperatures_of(None, 0.0) is None
+
+
+def test_draws_of_a_prompt_do_not_depend_on_the_other_prompts():
+    target, drafter = load("float32")
+
+    def said(prompts: list[PreparedPrompt], **changes: Any) -> dict[str, list[int]]:
+        settings = SETTINGS.model_copy(update=changes)
+        records = decode_prompts(target, TorchProposer(drafter), prompts, settings, temperature=1.0)
+        return {name: one.token_ids for name, one in zip(records.ids, records.decoded, strict=True)}
+
+    everyone, some = said(PROMPTS), said(PROMPTS[3:5][::-1])
+    assert {name: everyone[name] for name in some} == some
+    assert said(PROMPTS, seed=1) != everyone
+
+
+def test_the_first_prompts_of_each_domain_are_taken_and_domains_take_turns():
+    assert [one.id for one in first_prompts(PROMPTS, 1)] == ["math0", "chat0", "humaneval0"]
+    assert [one.id for one in spread_prompts(PROMPTS, 5)] == ["math0", "chat0", "humaneval0", "math1", "chat1"]
+    assert len(spread_prompts(PROMPTS, 100)) == len(PROMPTS)
