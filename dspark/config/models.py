@@ -266,6 +266,7 @@ class EvaluationSettings(Settings):
     throughput_prompts: int = Field(default=6, gt=0)
     throughput_new_tokens: int = Field(default=96, gt=0)
     throughput_rounds: int = Field(default=10, ge=2)
+    certify_prompts_per_domain: int = Field(default=24, gt=0)  # decoded in each engine again
     seed: int = 0
 
 
