@@ -123,6 +123,8 @@ def test_a_domain_more_leaves_the_other_answers_as_they_are(target, tmp_path):
     both = generate_responses(target, chat + math, SETTINGS, tmp_path, watched)
     assert both[5:] == alone
     assert watched.started == [(12, 7, "responses")]
+    # Nor do they hang on what is answered before them.
+    assert generate_responses(target, chat + math, SETTINGS, tmp_path / "fresh") == both
 
 
 def test_the_order_of_prompts_in_the_file_changes_no_answer(target, tmp_path):

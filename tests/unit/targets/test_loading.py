@@ -74,6 +74,19 @@ def test_padding_on_the_left_moves_no_token(target):
     torch.testing.assert_close(target.hidden(padded, attention_mask=mask).taps[:, 3:], target.hidden(ids).taps)
 
 
+def test_positions_count_from_the_first_real_token(target):
+    """Attention sees differences of positions only; what a drafter is given must be the positions themselves."""
+    seen = []
+    handle = target.decoder.register_forward_pre_hook(
+        lambda module, args, options: seen.append(options["position_ids"].tolist()), with_kwargs=True
+    )
+    try:
+        target.hidden(tokens(2, 4), attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
+    finally:
+        handle.remove()
+    assert seen == [[[0, 0, 0, 1], [0, 1, 2, 3]]]
+
+
 def test_steps_with_a_cache_equal_one_pass(target):
     ids = tokens(2, 8)
     whole = target.hidden(ids)
