@@ -1,0 +1,174 @@
+"""The model card of a package (`README.md`), from the package's own JSON and nothing else.
+
+It prints what was measured whatever it says: ratios below 1, checks that failed, what is missing and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dspark.calibration.results import read_report
+from dspark.errors import IntegrityError
+from dspark.evaluation.entry import CertificateEntry
+from dspark.evaluation.results import EvaluationMetrics, LosslessReport
+from dspark.export.report import ParityReport
+from dspark.io.jsonfile import read_model
+from dspark.package.certificate import NONE, Certificate, EngineFiles
+from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE
+from dspark.package.lineage import Lineage
+from dspark.package.manifest import Description
+from dspark.report import figures
+from dspark.report.markdown import code, text
+
+_METRICS = "evidence/evaluate/metrics.json"
+_LOSSLESS = "evidence/evaluate/lossless.json"
+_PARITY = "evidence/parity.json"
+_STATUS = {
+    "measured": "measured in the engine itself",
+    "absent": "not measured",
+    "disagrees": "**evaluation and engine disagree: do not rely on it**",
+    "inconclusive": "**inconclusive**",
+}
+
+
+def render_card(package: Path, description: Description) -> str:
+    """The card of a package whose other files are there; equal packages give equal cards.
+
+    Args:
+        package: the folder.
+        description: what the manifest says, or will say.
+    Raises:
+        IntegrityError: a file that the card speaks of is missing or does not validate.
+    """
+    certificate = read_model(package / CERTIFICATE, Certificate, IntegrityError)
+    metrics = read_model(package / _METRICS, EvaluationMetrics, IntegrityError)
+    sections = [
+        _head(description),
+        "## For whom it pays, and for whom not",
+        *(_verdict(entry) for entry in certificate.entries),
+        "## How far drafts get",
+        *figures.acceptance(metrics),
+        "## Is the text still the target's?",
+        *figures.lossless(read_model(package / _LOSSLESS, LosslessReport, IntegrityError)),
+        "## Speed",
+        *figures.speed(metrics, certificate),
+        "## Confidence",
+        *figures.confidence(read_report(package / CALIBRATION), metrics),
+        "## Export",
+        *figures.parity(read_model(package / _PARITY, ParityReport, IntegrityError)),
+        "## Launch",
+        *(_launch(engine, description, certificate) for engine in certificate.engines),
+        "## Verify",
+        _verify(description),
+        "## Made from",
+        *_origin(description, read_model(package / LINEAGE, Lineage, IntegrityError)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _head(description: Description) -> str:
+    target, drafter = description.inputs.target, description.drafter
+    vocabulary = ""
+    if drafter.draft_vocab < target.vocab_physical:
+        vocabulary = f", which proposes {drafter.draft_vocab} of the target's {target.vocab_physical} tokens"
+    return "\n\n".join(
+        [
+            f"# {text(description.name)}",
+            f"A DSpark drafter for speculative decoding with {text(target.public_id)}: "
+            f"{drafter.parameters / 1e6:.1f} M parameters in {drafter.dtype}, blocks of gamma = {drafter.gamma} "
+            f"tokens{vocabulary}. It belongs to exactly this target and is of no use with another.",
+            f"Package {code(description.package_digest)}",
+        ]
+    )
+
+
+def _verdict(entry: CertificateEntry) -> str:
+    lines = [f"### {text(entry.profile)}: {_STATUS[entry.status]}"]
+    if entry.reason:
+        lines.append(f"Reason: {text(entry.reason)}.")
+    if entry.status == "absent":
+        return "\n\n".join(lines)
+    lines.append(f"Measured {text(entry.measured_at)} on: {text(', '.join(_facts(entry.fingerprint)))}.")
+    for item in entry.recommended:
+        span = f"{item.from_concurrency}"
+        span += f" to {item.to_concurrency}" if item.to_concurrency != item.from_concurrency else ""
+        advice = "**switch speculation off**" if item.policy == NONE else f"use policy {code(item.policy)}"
+        lines.append(f"- {span} concurrent requests: {advice} ({text(item.reason)})")
+    if not entry.recommended:
+        lines.append("No recommendation: nothing was shown to pay. Leave speculation off until it was measured.")
+    if entry.holds_until is not None:
+        lines.append(
+            f"Holds until {text(entry.holds_until.date)}, and only for engine version "
+            f"{code(entry.holds_until.engine_version)} on that hardware, with the sampling stated there."
+        )
+    return "\n\n".join(lines)
+
+
+def _facts(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The leaves of a fingerprint, digests left out: they say nothing to a reader."""
+    for key, inner in sorted(value.items()):
+        if isinstance(inner, dict):
+            yield from _facts(inner, f"{prefix}{key} ")
+        elif not key.endswith("digest"):
+            yield f"{prefix}{key} {inner}"
+
+
+def _launch(engine: EngineFiles, description: Description, certificate: Certificate) -> str:
+    title = f"### {text(engine.engine)}"
+    if engine.status == "absent":
+        return f"{title}\n\nNo files: {text(engine.reason)}."
+    if engine.engine == "onnxruntime":
+        return (
+            f"{title}\n\nThe drafter's block as ONNX graphs in {code('engines/onnxruntime')}; {code('io.json')} there "
+            "describes every input and output. The runtime brings the target and the verification."
+        )
+    tried = any(
+        entry.status == "measured" and entry.fingerprint.get("engine") == engine.engine for entry in certificate.entries
+    )
+    note = "" if tried else " Written by the engine's released formats; the certificate has no measurement in it."
+    return (
+        f"{title}\n\n```\nbash engines/{engine.engine}/launch.sh\n```\n\n"
+        f"Serves {text(description.inputs.target.public_id)} with this drafter. {code('DSPARK_TARGET')} names another "
+        f"copy of the target; further arguments go to the engine.{note}"
+    )
+
+
+def _verify(description: Description) -> str:
+    return (
+        "With dspark (its light base install), which checks every file, every format and every digest:\n\n"
+        f"```\ndspark package verify . --digest {description.package_digest}\n```\n\n"
+        "Take the digest from where the package was published, not from this file: whoever can change the package can "
+        "change this line too. With Python alone, the files only:\n\n"
+        "```\npython3 -c \"import hashlib, json, pathlib; [print('CHANGED', f['path']) for f in "
+        "json.load(open('manifest.json'))['files'] if hashlib.sha256(pathlib.Path(f['path']).read_bytes()).hexdigest() "
+        "!= f['sha256']]\"\n```"
+    )
+
+
+def _origin(description: Description, lineage: Lineage) -> Iterator[str]:
+    target, corpus, drafter = description.inputs.target, description.inputs.corpus, description.drafter
+    taps = ", ".join(str(tap) for tap in drafter.taps)
+    published = target.quantisation or target.dtype
+    if lineage.git_commit:
+        state = f"commit {code(lineage.git_commit)}{' with uncommitted changes' if lineage.git_dirty else ''}"
+    else:
+        state = f"commit unknown ({text(lineage.git_absent)})"
+    facts = {
+        "target": f"{text(target.public_id)}, revision {code(target.revision)}",
+        "target weights": f"{code(target.weights_digest)}, {target.dtype}, published as {text(published)}",
+        "taps": f"outputs of layers {taps}, counted from 0; mask token {drafter.mask_token_id}",
+        "drafter": f"{drafter.markov.type} Markov head of rank {drafter.markov.rank}, "
+        f"recipe {code(description.inputs.recipe.get('name', 'unknown'))}",
+        "corpus": f"{text(', '.join(corpus.domains))}; prompts: {_counts(corpus.prompts)}; "
+        f"tokens answered by the target itself: {_counts(corpus.tokens)}; {code(corpus.digest)}",
+        "model digest": code(description.model_digest),
+        "code": f"dspark {text(lineage.dspark_version)}, {state}",
+    }
+    yield "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
+    yield "The whole evidence lies in `evidence/`, the certificate in `certificate.json`."
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return text(", ".join(f"{split} {count}" for split, count in counts.items()))

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py
+
+import fake_build
+
+from dspark.package.assemble import assemble
+from dspark.report import render_card
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory) -> Path:
+    """A package with its real model card; never changed."""
+    root = tmp_path_factory.mktemp("build")
+    assemble(fake_build.make(root), root / "package", card=render_card)
+    return root / "package"
