@@ -128,7 +128,7 @@ def test_a_domain_more_leaves_the_other_answers_as_they_are(target, tmp_path):
 
 
 def test_the_order_of_prompts_in_the_file_changes_no_answer(target, tmp_path):
-    asked = prompts("math", 7)
+    asked = prompts("math", 4) + [Asked(f"other{n}", "math", [1, 200 + n, 30, 40]) for n in range(3)]
     forward = generate_responses(target, asked, SETTINGS, tmp_path / "a")
     assert generate_responses(target, asked[::-1], SETTINGS, tmp_path / "b") == forward[::-1]
 
