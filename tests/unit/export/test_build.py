@@ -167,12 +167,12 @@ def test_equal_tokens_with_other_confidences_are_another_drafter(confidence: flo
     assert compare(reference, drafts([[0, 1], [2, 0]], confidence), "by hand").verdict == verdict
 
 
-def test_confidences_after_a_near_tie_are_not_compared():
-    """They rest on another token than the reference's."""
+@pytest.mark.parametrize(("confidence", "verdict"), [([0.0, 7.0], "equal"), ([7.0, 0.0], "different")])
+def test_confidences_are_compared_up_to_a_near_tie_and_not_after_it(confidence: list[float], verdict: str):
+    """That of the tied token rests on the tokens before it; those after it rest on another token."""
     reference = drafts([[0, 1]], logits=[[[1.0, 0.99999], [0.0, 1.0]]])
-    other = Drafts(np.array([[1, 0]]), np.array([[0.0, 7.0]], np.float32))
-    result = compare(reference, other, "by hand")
-    assert (result.verdict, result.near_ties, result.max_confidence_difference) == ("equal", 1, 0.0)
+    result = compare(reference, Drafts(np.array([[1, 0]]), np.array([confidence], np.float32)), "by hand")
+    assert (result.verdict, result.near_ties) == (verdict, 1)
 
 
 def test_a_report_in_which_a_control_passes_is_no_evidence(trained: Any, blocks_of: Any):
