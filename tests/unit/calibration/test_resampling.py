@@ -39,6 +39,15 @@ def test_every_draw_is_the_statistic_of_the_repeated_rows(sample):
     assert area.value == auroc(p, y)
 
 
+def test_auroc_draws_count_ties_one_half(sample):
+    records, p, resampling = sample
+    y, tied = records.survived[:, 0], np.round(p, 1)
+    area = resampling.auroc(tied, y, ALL)
+    for draw in range(5):
+        rows = repeated_rows(records, resampling, draw)
+        assert area.draws[draw] == pytest.approx(auroc(tied[rows], y[rows]))
+
+
 def test_whole_conversations_are_drawn_and_as_many_as_there_are(sample):
     records, _, resampling = sample
     assert (resampling.weights.sum(axis=1) == 20).all()

@@ -96,6 +96,28 @@ def test_a_position_that_looks_better_on_the_fit_half_only_falls_back(monkeypatc
     assert all("ECE is higher at" in position.fallback for position in result.calibration.positions[:2])
 
 
+def test_a_candidate_without_held_out_evidence_falls_back(monkeypatch, simulate):
+    """T = 1.04 on a calibrated head neither helps nor harms measurably: that is not enough to keep it."""
+    monkeypatch.setattr(sts, "_candidate", lambda half, k, pooled, bins: (float(sts.GRID[61]), pooled))
+    result = fit_temperatures(simulate(3))
+    assert result.temperatures == (1.0,) * 4
+    assert all(p.fallback == "no held-out evidence that 1.04 is better than 1" for p in result.calibration.positions)
+
+
+def test_neighbours_pull_a_temperature_only_as_far_as_its_own_likelihood_allows(simulate):
+    """Earlier positions, made to favour T = 3 beyond measure, move a calibrated position up to the likelihood's bound:
+    a drop of 1.92 nats, which is 95 % of chi-squared with one degree of freedom, and not to 3."""
+    half = sts._Half.of(simulate(12), 200, 0)
+    losses = np.array([half.log_loss(0, value).sum() for value in sts.GRID])
+    candidate, _ = sts._candidate(half, 0, 1e6 * np.abs(np.log(sts.GRID / 3)), 15)
+    inside = sts.GRID[losses - losses.min() <= 1.92]
+    assert sts.GRID[losses.argmin()] < candidate <= inside.max() < 1.3
+    alone, pooled = sts._candidate(half, 0, np.zeros(sts.GRID.size), 15)
+    assert abs(np.log(alone)) < abs(np.log(candidate))
+    np.testing.assert_array_equal(pooled, losses)
+    np.testing.assert_allclose(sts._candidate(half, 0, pooled, 15)[1], 1.5 * losses)  # half the weight per position
+
+
 def test_earlier_fallbacks_are_what_later_positions_are_fitted_upon(monkeypatch, simulate):
     """Position 1 is refused: position 2 must be judged with T_1 = 1, not with the refused candidate."""
     used = []
