@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py
+
+import fake_build
+
+from dspark.package.assemble import assemble
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory) -> Path:
+    """A package made by the real `assemble`; never changed."""
+    root = tmp_path_factory.mktemp("build")
+    assemble(fake_build.make(root), root / "package", card=fake_build.card)
+    return root / "package"
