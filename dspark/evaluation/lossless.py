@@ -33,7 +33,7 @@ ENUMERATION_TOLERANCE = 1e-10  # of probabilities, in float64
 # Family, policy, tokens of the joint law, draft vocabulary. Blocks are of two, so four tokens (the prefill's, two
 # drafts and what follows them) are the fewest that show the bonus token of a block that was accepted whole.
 CASES: tuple[tuple[str, str, int, tuple[int, ...] | None], ...] = (
-    ("llama", "fixed", 4, None),
+    ("llama", "fixed", 3, None),
     ("qwen3", "fixed", 4, (0, 2)),
     ("llama", "threshold(0.5)", 3, None),
     ("llama", "scheduled", 3, None),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.drafting import TorchProposer, proposable
 from dspark.decoding.draws import CounterDraws
+from dspark.drafters.checkpoint import union_tensors
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.evaluation.enumeration import EnumeratingDraws
 from dspark.evaluation.tiny import tiny_drafter
@@ -93,6 +94,33 @@ def test_dropping_a_row_keeps_the_other_ones_context(llama: Target):
     proposer.keep([1])
     alone = proposer.propose(ANCHORS[1:], 0.0, CounterDraws([1, 2]), np.arange(1))
     assert alone.tokens.tolist() == both.tokens[1:].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_can_never_be_proposed_are_left_out(llama: Target, temperature: float):
+    """A union checkpoint's whole vocabulary, of which five tokens are reachable, drafts as the reduced one does."""
+    ids = (3, 8, 21, 30, 39)
+    reduced = tiny_drafter(llama, 3, draft_token_ids=ids)
+    config = reduced.config.model_copy(update={"draft_vocab_size": None})
+    whole = DSparkDrafter(config, llama.embedding, llama.head)
+    whole.load_state_dict(union_tensors(reduced))
+    found = ready(llama, whole)
+    assert found.drafter.config.draft_vocab_size == 5
+    kept = ready(llama, whole)
+    kept.drafter = whole
+    blocks = [each.propose(ANCHORS, temperature, CounterDraws([1, 2]), np.arange(2)) for each in (found, kept)]
+    assert blocks[0].tokens.tolist() == blocks[1].tokens.tolist()
+    torch.testing.assert_close(blocks[0].confidence_logits, blocks[1].confidence_logits, atol=1e-4, rtol=1e-4)
+    if temperature:
+        few, all_tokens = blocks[0].probs, blocks[1].probs
+        assert few is not None and all_tokens is not None
+        torch.testing.assert_close(few, all_tokens[..., list(ids)])
+        assert all_tokens.count_nonzero() <= few.numel()
+
+
+def test_a_drafter_that_can_say_everything_is_kept_as_it_is(llama: Target):
+    for drafter in (tiny_drafter(llama, 3), tiny_drafter(llama, 3, draft_token_ids=(2, 3))):
+        assert proposable(drafter) is drafter
 
 
 def test_a_proposer_needs_a_beginning(llama: Target):
