@@ -75,7 +75,8 @@ def assemble(sources: Sources, out: Path, *, card: Card, work: Path | None = Non
             f"{AGAIN}; otherwise this is a fault of dspark",
         ) from reason
     replace_tree(staged, out)
-    shutil.rmtree(staged.parent, ignore_errors=True)
+    if work is None:
+        staged.parent.rmdir()
     return manifest
 
 
