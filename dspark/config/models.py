@@ -261,7 +261,8 @@ class EvaluationSettings(Settings):
     max_new_tokens: int = Field(default=128, gt=0)
     batch_size: int = Field(default=16, gt=0)
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    dtype: DType = "float32"  # of acceptance and losslessness; bf16 ties would blur the comparison
+    dtype: DType = "float32"  # of temperature 0 and of losslessness; bf16 ties would blur the comparison
+    sampled_dtype: DType = "bfloat16"  # of the other temperatures, where nothing hangs on ties: half the time
     throughput_dtype: DType = "bfloat16"
     throughput_prompts: int = Field(default=6, gt=0)
     throughput_new_tokens: int = Field(default=96, gt=0)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.calibration import Records, assess
+from dspark.config.models import DType
 from dspark.decoding.prefixes import below_threshold
 from dspark.decoding.records import Decoded, RecordSet, calibration_records
 from dspark.errors import DataError
@@ -57,6 +58,7 @@ class _Counts:
 def measure_temperature(
     records: RecordSet,
     training_domains: Sequence[str],
+    dtype: DType,
     *,
     temperatures: Sequence[float] | None = None,
     seed: int = 0,
@@ -66,6 +68,7 @@ def measure_temperature(
     Args:
         records: whole blocks verified (policy `fixed`).
         training_domains: the domains whose mean is taken; others are reported beside.
+        dtype: in which was decoded.
         temperatures: of the confidence head at this temperature of the target, [gamma]; None: not calibrated.
         seed: of the bootstrap.
     Raises:
@@ -96,7 +99,7 @@ def measure_temperature(
         arrays = calibration_records(trained.decoded)
         confidence = assess(Records(**vars(arrays)), temperatures, seed=seed)
     return TemperatureMetrics(
-        label=records.label, domains=domains, mean_of_domains=mean, confidence=confidence, absent=absent
+        label=records.label, dtype=dtype, domains=domains, mean_of_domains=mean, confidence=confidence, absent=absent
     )
 
 

@@ -13,7 +13,13 @@ from dspark.decoding.policies import Fixed, NoDrafts, Scheduled
 from dspark.decoding.records import RecordSet, label_of, write_records
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import SettingsError
-from dspark.evaluation.acceptance import measure_temperature, threshold_sweep, write_position_csv, write_sweep_csv
+from dspark.evaluation.acceptance import (
+    SweepRow,
+    measure_temperature,
+    threshold_sweep,
+    write_position_csv,
+    write_sweep_csv,
+)
 from dspark.evaluation.decoding import decode_prompts, first_prompts, spread_prompts
 from dspark.evaluation.lossless import CASES, check_greedy, check_sampled
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport, TemperatureMetrics, ThroughputReport
@@ -47,7 +53,7 @@ def evaluate_drafter(
     checked on it.
 
     Args:
-        load: the target and the trained drafter in a dtype; called once per dtype, so that one pair is held at a time.
+        load: the target and the trained drafter in a dtype.
         prompts: of the eval split.
         settings: `dtype` must be float32.
         out: an existing or new folder.
@@ -64,34 +70,56 @@ def evaluate_drafter(
             f"evaluation.dtype is {settings.dtype}: losslessness needs float32", "set throughput_dtype instead"
         )
     progress = progress or Progress()
+    loaded = _Loaded(load)
     chosen = first_prompts(prompts, settings.prompts_per_domain)
-    target, drafter = load(settings.dtype)
-    gamma = drafter.config.gamma
-    records: dict[str, RecordSet] = {}
+    metrics: dict[str, TemperatureMetrics] = {}
+    rows: list[SweepRow] = []
     for temperature in sorted({0.0, *settings.temperatures}):
-        progress.start(f"decode at temperature {temperature:g}", len(chosen), unit="prompts")
-        decoded = decode_prompts(
-            target, TorchProposer(drafter), chosen, settings, temperature=temperature, progress=progress
-        )
-        records[f"{temperature:g}"] = decoded
-        write_records(out / "records" / f"temperature-{temperature:g}.safetensors", decoded)
-    metrics, rows = {}, []
-    for name, decoded in records.items():
-        scales = temperatures_of(calibration, decoded.temperature)
-        metrics[name] = measure_temperature(decoded, training_domains, temperatures=scales, seed=settings.seed)
-        rows += threshold_sweep(decoded, scales)
+        dtype = settings.dtype if temperature == 0 else settings.sampled_dtype
+        target, drafter = loaded.in_dtype(dtype)
+        name = f"{temperature:g}"
+        progress.start(f"decode at temperature {name}", len(chosen), unit="prompts")
+        proposer = TorchProposer(drafter)
+        records = decode_prompts(target, proposer, chosen, settings, temperature=temperature, progress=progress)
+        write_records(out / "records" / f"temperature-{name}.safetensors", records)
+        scales = temperatures_of(calibration, temperature)
+        metrics[name] = measure_temperature(records, training_domains, dtype, temperatures=scales, seed=settings.seed)
+        rows += threshold_sweep(records, scales)
+        if temperature == 0:
+            write_model(out / "lossless.json", _check_lossless(target, chosen, records, progress))
+        del target, drafter, proposer  # two dtypes of a large target need not fit together
     write_position_csv(out / "per_position.csv", metrics)
     write_sweep_csv(out / "threshold_sweep.csv", rows)
-    write_model(out / "lossless.json", _check_lossless(target, chosen, records["0"], progress))
-    if settings.throughput_dtype != settings.dtype:
-        del target, drafter
-        target, drafter = load(settings.throughput_dtype)
+    target, drafter = loaded.in_dtype(settings.throughput_dtype)
     asked = [prompt for prompt in prompts if prompt.domain in training_domains] or list(prompts)
     throughput = _measure_throughput(target, drafter, asked, settings, calibration, curve, backends, progress)
     write_model(out / "pareto.json", pareto([throughput]))
-    report = _report(settings, gamma, metrics, throughput)
+    report = EvaluationMetrics(
+        gamma=drafter.config.gamma,
+        policy=Fixed().name,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        temperatures=metrics,
+        throughput=throughput,
+    )
     write_model(out / "metrics.json", report)
     return report
+
+
+class _Loaded:
+    """The target and the drafter in the dtype asked for last."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._dtype: DType | None = None
+        self._pair: tuple[Target, DSparkDrafter] | None = None
+
+    def in_dtype(self, dtype: DType) -> tuple[Target, DSparkDrafter]:
+        """Load it unless it is there; what was there before is let go first."""
+        if self._pair is None or self._dtype != dtype:
+            self._pair = None
+            self._pair, self._dtype = self._load(dtype), dtype
+        return self._pair
 
 
 def temperatures_of(calibration: CalibrationReport | None, temperature: float) -> tuple[float, ...] | None:
@@ -140,17 +168,3 @@ def _measure_throughput(
         seed=settings.seed,
         progress=progress,
     ).report()
-
-
-def _report(
-    settings: EvaluationSettings, gamma: int, metrics: dict[str, TemperatureMetrics], throughput: ThroughputReport
-) -> EvaluationMetrics:
-    return EvaluationMetrics(
-        dtype=settings.dtype,
-        gamma=gamma,
-        policy=Fixed().name,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        temperatures=metrics,
-        throughput=throughput,
-    )

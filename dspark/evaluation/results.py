@@ -64,6 +64,7 @@ class TemperatureMetrics(Model):
     """Acceptance at one temperature of the target; drafts are sampled at the same one."""
 
     label: Label
+    dtype: DType  # of the target and the drafter
     domains: dict[str, DomainMetrics]
     mean_of_domains: MeanOfDomains | None = None
     confidence: Assessment | None = None  # of the confidence head on the domains trained on, before and after STS
@@ -146,7 +147,6 @@ class EvaluationMetrics(Model):
     """`evaluate/metrics.json`."""
 
     schema_: Literal["dspark/evaluation/1"] = Field(default="dspark/evaluation/1", alias="schema")
-    dtype: DType  # of acceptance and losslessness
     gamma: int
     policy: str  # under which acceptance was measured: whole blocks
     verification_rule: Literal["standard"] = "standard"

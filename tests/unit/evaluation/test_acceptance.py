@@ -99,7 +99,7 @@ def test_domains_stand_apart_and_only_those_trained_on_are_averaged():
     """tau 2 in math, 1 in chat, 4 in the domain that is only evaluated: the mean is 1.5."""
     chosen = records(*[request([1] * 4)] * 3, *[request([0] * 4)] * 3, *[request([3] * 4)] * 3,
                      domains=["math"] * 3 + ["chat"] * 3 + ["humaneval"] * 3)  # fmt: skip
-    metrics = measure_temperature(chosen, ["math", "chat"])
+    metrics = measure_temperature(chosen, ["math", "chat"], "float32")
     assert {name: one.tau.value for name, one in metrics.domains.items()} == {"math": 2, "chat": 1, "humaneval": 4}
     assert {name: one.role for name, one in metrics.domains.items()} == {
         "math": "training", "chat": "training", "humaneval": "evaluation_only"}  # fmt: skip
@@ -113,7 +113,7 @@ def test_domains_stand_apart_and_only_those_trained_on_are_averaged():
 
 def test_a_domain_tells_how_much_was_decoded_and_how_fast():
     """Two requests shared every cycle of 0.1 s, so each cycle costs a request 0.05 s; 2 tokens in each: 40 tokens/s."""
-    math = measure_temperature(records(request([1, 1, 1])), ["math"]).domains["math"]
+    math = measure_temperature(records(request([1, 1, 1])), ["math"], "float32").domains["math"]
     assert (math.prompts, math.stopped, math.cycles, math.tokens) == (1, 1, 3, 7)
     assert math.acceptance_rate is not None and math.acceptance_rate.value == pytest.approx(3 / 9)
     assert math.tokens_per_second is not None and math.tokens_per_second.value == pytest.approx(40)
@@ -123,24 +123,24 @@ def test_a_domain_without_a_cycle_is_absent_and_so_is_the_mean():
     silent = History(4, GAMMA, 10, frozenset({EOS}), 0.0, "fixed")
     silent.begin(EOS, 0.1)
     chosen = records(request([1]), silent.result(), domains=["math", "chat"])
-    metrics = measure_temperature(chosen, ["math", "chat"], temperatures=[1.0] * GAMMA)
+    metrics = measure_temperature(chosen, ["math", "chat"], "float32", temperatures=[1.0] * GAMMA)
     assert set(metrics.domains) == {"math"}
     assert metrics.mean_of_domains is None
     assert metrics.absent["mean_of_domains"] == "no figures for chat"
     assert "first token" in metrics.absent["chat"]
-    only = measure_temperature(records(silent.result()), ["math"], temperatures=[1.0] * GAMMA)
+    only = measure_temperature(records(silent.result()), ["math"], "float32", temperatures=[1.0] * GAMMA)
     assert "no block" in only.absent["confidence"] and only.mean_of_domains is None
 
 
 def test_without_domains_trained_on_there_is_no_mean():
-    metrics = measure_temperature(records(request([1])), [])
+    metrics = measure_temperature(records(request([1])), [], "float32")
     assert metrics.mean_of_domains is None and metrics.absent.keys() == {"confidence"}
 
 
 def test_confidences_are_assessed_on_the_domains_trained_on():
     """All confidences are sigmoid(1) = .731 and the first position was accepted in every block of math."""
     chosen = records(*[request([1] * 30)] * 4, *[request([0] * 30)] * 4, domains=["math"] * 4 + ["humaneval"] * 4)
-    confidence = measure_temperature(chosen, ["math"], temperatures=[2.0, 2.0, 2.0]).confidence
+    confidence = measure_temperature(chosen, ["math"], "float32", temperatures=[2.0, 2.0, 2.0]).confidence
     assert confidence is not None and confidence.conversations == 4
     first = confidence.positions[0]
     assert first.ece_before is not None and first.ece_before.value == pytest.approx(1 - 0.7311, abs=1e-4)
@@ -149,7 +149,7 @@ def test_confidences_are_assessed_on_the_domains_trained_on():
 
 def test_records_of_cut_blocks_and_nothing_at_all_are_refused():
     with pytest.raises(DataError, match="whole verified blocks"):
-        measure_temperature(records(request([1], policy="threshold(0.5)")), ["math"])
+        measure_temperature(records(request([1], policy="threshold(0.5)")), ["math"], "float32")
     silent = History(4, GAMMA, 1, frozenset({EOS}), 0.0, "fixed")
     silent.begin(7, 0.1)
     with pytest.raises(DataError, match="no cycle"):
@@ -182,7 +182,7 @@ def test_a_sweep_does_not_call_the_end_of_a_text_a_rejection():
 
 def test_tables_have_one_row_per_position_and_threshold(tmp_path: Path):
     chosen = records(request([0, 1, 3]), request([2]))
-    write_position_csv(tmp_path / "p.csv", {"0": measure_temperature(chosen, ["math"])})
+    write_position_csv(tmp_path / "p.csv", {"0": measure_temperature(chosen, ["math"], "float32")})
     rows = list(csv.DictReader((tmp_path / "p.csv").open()))
     assert [(row["temperature"], row["domain"], row["position"]) for row in rows] == [
         ("0", "math", "1"), ("0", "math", "2"), ("0", "math", "3")]  # fmt: skip

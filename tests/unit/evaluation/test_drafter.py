@@ -73,6 +73,7 @@ def test_everything_is_measured_into_one_folder(tmp_path: Path):
         "metrics.json", "pareto.json", "lossless.json", "records"}  # fmt: skip
     assert read_model(tmp_path / "metrics.json", EvaluationMetrics) == report
     assert set(report.temperatures) == {"0", "1"}, "losslessness needs temperature 0, asked for or not"
+    assert {name: one.dtype for name, one in report.temperatures.items()} == {"0": "float32", "1": "bfloat16"}
     for metrics in report.temperatures.values():
         assert set(metrics.domains) == {"math", "chat", "humaneval"}
         assert metrics.mean_of_domains is not None and metrics.mean_of_domains.domains == ("math", "chat")
@@ -99,7 +100,7 @@ def test_one_dtype_is_loaded_once(tmp_path: Path):
         asked.append(dtype)
         return load(dtype)
 
-    settings = SETTINGS.model_copy(update={"throughput_dtype": "float32"})
+    settings = SETTINGS.model_copy(update={"throughput_dtype": "float32", "sampled_dtype": "float32"})
     report = evaluate_drafter(counted, PROMPTS, settings, tmp_path, training_domains=[])
     assert asked == ["float32"]
     assert report.throughput is not None and set(report.throughput.arms) == {"none", "torch fixed"}
