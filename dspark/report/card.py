@@ -77,7 +77,7 @@ def _head(description: Description) -> str:
         [
             f"# {text(description.name)}",
             f"A DSpark drafter for speculative decoding with {text(target.public_id)}: "
-            f"{drafter.parameters / 1e6:.1f} M parameters in {drafter.dtype}, blocks of gamma = {drafter.gamma} "
+            f"{drafter.parameters:,} parameters in {drafter.dtype}, blocks of gamma = {drafter.gamma} "
             f"tokens{vocabulary}. It belongs to exactly this target and is of no use with another.",
             f"Package {code(description.package_digest)}",
         ]
@@ -91,19 +91,33 @@ def _verdict(entry: CertificateEntry) -> str:
     if entry.status == "absent":
         return "\n\n".join(lines)
     lines.append(f"Measured {text(entry.measured_at)} on: {text(', '.join(_facts(entry.fingerprint)))}.")
-    for item in entry.recommended:
-        span = f"{item.from_concurrency}"
-        span += f" to {item.to_concurrency}" if item.to_concurrency != item.from_concurrency else ""
-        advice = "**switch speculation off**" if item.policy == NONE else f"use policy {code(item.policy)}"
-        lines.append(f"- {span} concurrent requests: {advice} ({text(item.reason)})")
+    if entry.workload is not None:
+        load, sampling = entry.workload, entry.workload.sampling
+        lines.append(
+            f"Workload: {text(', '.join(load.domains))}; temperature {sampling.temperature:g}, top_k {sampling.top_k}, "
+            f"top_p {sampling.top_p:g}, thinking mode {load.thinking_mode}, verification rule {load.verification_rule}."
+        )
+    lines += _advice(entry)
     if not entry.recommended:
         lines.append("No recommendation: nothing was shown to pay. Leave speculation off until it was measured.")
     if entry.holds_until is not None:
         lines.append(
             f"Holds until {text(entry.holds_until.date)}, and only for engine version "
-            f"{code(entry.holds_until.engine_version)} on that hardware, with the sampling stated there."
+            f"{code(entry.holds_until.engine_version)}, this hardware, target and workload."
         )
     return "\n\n".join(lines)
+
+
+def _advice(entry: CertificateEntry) -> list[str]:
+    """One list, a line per range of concurrent requests."""
+    lines = []
+    for item in entry.recommended:
+        one = item.from_concurrency == item.to_concurrency
+        span = str(item.from_concurrency) if one else f"{item.from_concurrency} to {item.to_concurrency}"
+        advice = "**switch speculation off**" if item.policy == NONE else f"use policy {code(item.policy)}"
+        noun = "request at a time" if span == "1" else "concurrent requests"
+        lines.append(f"- {span} {noun}: {advice} ({text(item.reason)})")
+    return ["\n".join(lines)] if lines else []
 
 
 def _facts(value: dict[str, Any], prefix: str = "") -> Iterator[str]:

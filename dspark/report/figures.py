@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dspark.calibration.results import CalibrationReport
 from dspark.evaluation.entry import CertificateEntry
@@ -20,15 +20,14 @@ def acceptance(metrics: EvaluationMetrics) -> Iterator[str]:
     )
     rows = []
     for temperature, found in metrics.temperatures.items():
+        label = text(f"{temperature} in {found.dtype}")
         for name, domain in found.domains.items():
             rates = " ".join(f"{rate.value:.2f}" for rate in domain.conditional)
             trained = "yes" if domain.role == "training" else "no"
-            rows.append(
-                [text(temperature), text(name), trained, str(domain.prompts), measured(domain.tau), text(rates or "–")]
-            )
+            rows.append([label, text(name), trained, str(domain.prompts), measured(domain.tau), rates or "–"])
         if found.mean_of_domains is not None:
             mean = found.mean_of_domains
-            rows.append([text(temperature), "**mean**", "yes", str(mean.tau.n), measured(mean.tau), ""])
+            rows.append([label, "**mean**", "yes", str(mean.tau.n), measured(mean.tau), ""])
     header = ["temperature", "domain", "trained on", "prompts", "tau", "acceptance per position, given those before"]
     yield table(header, rows)
     yield from _absences(metrics.absent)
@@ -126,7 +125,7 @@ def confidence(report: CalibrationReport, metrics: EvaluationMetrics) -> Iterato
     for result in report.results:
         temperatures = ", ".join(f"{value:.3g}" for value in result.temperatures)
         yield f"Temperatures for {text(result.key)}: {text(temperatures)}."
-        yield from (f"- {text(warning)}" for warning in result.warnings)
+        yield from _list(text(warning) for warning in result.warnings)
 
 
 def parity(report: ParityReport) -> Iterator[str]:
@@ -150,4 +149,11 @@ def parity(report: ParityReport) -> Iterator[str]:
 
 
 def _absences(absent: dict[str, str]) -> Iterator[str]:
-    yield from (f"- not measured: {text(name)} ({text(reason)})" for name, reason in absent.items())
+    yield from _list(f"not measured: {text(name)} ({text(reason)})" for name, reason in absent.items())
+
+
+def _list(items: Iterable[str]) -> Iterator[str]:
+    """One list of all items, nothing if there are none."""
+    lines = [f"- {item}" for item in items]
+    if lines:
+        yield "\n".join(lines)

@@ -315,14 +315,17 @@ def metrics() -> results.EvaluationMetrics:
         ),
     }
     return results.EvaluationMetrics(
-        dtype="float32",
         gamma=GAMMA,
         policy="fixed",
         max_new_tokens=16,
         seed=0,
         temperatures={
-            "0": results.TemperatureMetrics(label="greedy_match", domains=domains, mean_of_domains=mean),
-            "1": results.TemperatureMetrics(label="sampled", domains=domains, absent={"confidence": "too few"}),
+            "0": results.TemperatureMetrics(
+                label="greedy_match", dtype="float32", domains=domains, mean_of_domains=mean
+            ),
+            "1": results.TemperatureMetrics(
+                label="sampled", dtype="bfloat16", domains=domains, absent={"confidence": "too few"}
+            ),
         },
         throughput=results.ThroughputReport(
             temperature=0.0, dtype="float32", threads=1, rounds=10, prompts=2, max_new_tokens=8, arms=arms
