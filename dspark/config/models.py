@@ -295,6 +295,7 @@ class ServingProfile(Settings):
     reason: str | None = None  # why `access` is none
     dtype: DType = "bfloat16"
     draft_backend: Literal["torch", "onnxruntime"] = "torch"
+    profile_backends: tuple[Literal["torch", "onnxruntime"], ...] = ("torch", "onnxruntime")  # timed side by side
     threads: int | None = Field(default=None, gt=0)  # None: all cores this process may use
     requests: tuple[int, ...] = (1, 2, 4, 8)  # concurrent requests to profile
     contexts: tuple[int, ...] = (64, 256)  # context lengths to profile
@@ -307,6 +308,8 @@ class ServingProfile(Settings):
     def _none_says_why(self) -> ServingProfile:
         if self.access == "none" and not self.reason:
             raise ValueError("access: none needs a reason")
+        if self.engine == "reference" and self.access == "url":
+            raise ValueError("the reference engine runs inside dspark: access is local, or none with a reason")
         return self
 
 

@@ -104,8 +104,9 @@ class EvaluateInputs(Settings):
     build: Name
     corpus: Name
     target: Name
+    training_domains: tuple[Name, ...]
     evaluation: EvaluationSettings
-    profile: ServingProfile  # the build's first one: its cost curve goes into the report
+    profile: ServingProfile  # the build's first one: its threads and cost curve are used
 
 
 class ExportInputs(Settings):
@@ -173,7 +174,7 @@ class Stage:
 
 _TARGET = "targets/{target}.json"
 _FINGERPRINT = ".dspark/fingerprints/{profile}.json"
-_COST = "profiles/{target}@{geometry}@{profile}/cost.json"
+_COST = "profiles/{target}@{geometry}@{profile}"  # `cost.json`, or `absent.json` for a profile without access
 
 STAGES: tuple[Stage, ...] = (
     Stage("prompts", "prepare_prompts", "corpora", (_TARGET,), "corpora/{key}/prompts", PromptsInputs),
@@ -214,8 +215,20 @@ STAGES: tuple[Stage, ...] = (
         "profile_engine",
         "profiles",
         (_TARGET, _FINGERPRINT),
-        "profiles/{target}@{geometry}@{profile}",
+        _COST,
         ProfileInputs,
+    ),
+    Stage(
+        "export",
+        "export_drafter",
+        "builds",
+        (
+            _TARGET,
+            "builds/{key}/train/drafter",
+            "corpora/{corpus}/features/manifest.json",
+        ),
+        "builds/{key}/export",
+        ExportInputs,
     ),
     Stage(
         "evaluate",
@@ -226,19 +239,12 @@ STAGES: tuple[Stage, ...] = (
             "builds/{key}/train/drafter",
             "builds/{key}/calibrate/calibration.json",
             "corpora/{corpus}/prompts/eval.jsonl",
+            "builds/{key}/export",
             _COST,
             _FINGERPRINT,
         ),
         "builds/{key}/evaluate",
         EvaluateInputs,
-    ),
-    Stage(
-        "export",
-        "export_drafter",
-        "builds",
-        (_TARGET, "builds/{key}/train/drafter", "builds/{key}/calibrate/calibration.json"),
-        "builds/{key}/export",
-        ExportInputs,
     ),
     Stage(
         "certify",
@@ -248,6 +254,8 @@ STAGES: tuple[Stage, ...] = (
             _TARGET,
             "builds/{build}/export",
             "builds/{build}/calibrate/calibration.json",
+            "builds/{build}/evaluate/lossless.json",
+            "builds/{build}/evaluate/records",
             "corpora/{corpus}/prompts/eval.jsonl",
             _COST,
             _FINGERPRINT,

@@ -144,7 +144,12 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
                     profile=profile,
                 )
             case "evaluate":
-                yield EvaluateInputs(**names, evaluation=build.evaluation, profile=profile)
+                yield EvaluateInputs(
+                    **names,
+                    training_domains=build.corpus.domains,
+                    evaluation=build.evaluation,
+                    profile=profile,
+                )
             case "export":
                 yield ExportInputs(**names, export=build.export)
             case "certify":

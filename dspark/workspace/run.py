@@ -134,7 +134,8 @@ def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:
     from dspark.profiling.fingerprint import fingerprint
 
     for profile in pipeline.chosen.profiles:
-        write_if_changed(workspace.fingerprint(profile.name), pretty_json(fingerprint(profile)))
+        found = fingerprint(profile) if profile.access == "local" else {"absent": profile.reason}
+        write_if_changed(workspace.fingerprint(profile.name), pretty_json(found))
     write_dag(workspace, pipeline)
     prepare_cache(workspace)
     return write_all_inputs(workspace, pipeline.chosen)

@@ -88,8 +88,12 @@ class StagePaths:
 
     @property
     def cost(self) -> Path:
-        """The cost curve that belongs to the stage's serving profile."""
-        return self.root / BY_NAME["profile"].output("", self.entry) / "cost.json"
+        """The cost report of the stage's serving profile; missing for a profile without access."""
+        return self.cost_of(self.entry["profile"])
+
+    def cost_of(self, profile: str) -> Path:
+        """The cost report of one of the build's serving profiles."""
+        return self.root / BY_NAME["profile"].output("", {**self.entry, "profile": profile}) / "cost.json"
 
     @property
     def fingerprint(self) -> Path:

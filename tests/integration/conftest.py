@@ -106,7 +106,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "train": ("drafter/model.safetensors", "metrics.json"),
     "calibrate": ("calibration.json",),
     "profile": ("cost.json",),
-    "evaluate": ("records/rows.jsonl",),
+    "evaluate": ("records/rows.jsonl", "lossless.json"),
     "export": ("drafter/model.safetensors", "parity.json"),
     "certify": (),
     "package": (),

@@ -25,7 +25,7 @@ MEASURING = ["certify", "evaluate", "package", "profile"]
 
 
 def downstream(*stages: str) -> list[str]:
-    """Stages that read, directly or not, what `stages` write, themselves included; by the table of the issue."""
+    """Stages that read, directly or not, what `stages` write, themselves included; by the table of the architecture."""
     reads = {
         "prompts": (),
         "responses": ("prompts",),
@@ -33,9 +33,9 @@ def downstream(*stages: str) -> list[str]:
         "train": ("features",),
         "calibrate": ("train", "prompts"),
         "profile": (),
-        "evaluate": ("train", "calibrate", "profile", "prompts"),
-        "export": ("train", "calibrate"),
-        "certify": ("export", "calibrate", "profile", "prompts"),
+        "evaluate": ("train", "calibrate", "profile", "prompts", "export"),
+        "export": ("train", "features"),
+        "certify": ("export", "calibrate", "profile", "prompts", "evaluate"),
         "package": (
             "prompts",
             "responses",

@@ -1,0 +1,47 @@
+"""Measure acceptance, losslessness and throughput of one build's drafter (DVC stage `evaluate`)."""
+
+from dspark.workspace.stage import stage
+
+
+@stage("evaluate")
+def main(inputs, paths, progress):
+    import torch
+
+    from dspark.calibration.results import read_report
+    from dspark.corpus.prompts import read_prompts
+    from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.evaluation.drafter import evaluate_drafter
+    from dspark.io.jsonfile import read_model
+    from dspark.profiling.cost import CostReport
+    from dspark.profiling.fingerprint import threads
+    from dspark.targets.loading import load_target
+    from dspark.targets.record import read_record
+
+    torch.set_num_threads(threads(inputs.profile))
+    record = read_record(paths.target)
+
+    def load(dtype):
+        target = load_target(record, paths.root, dtype=dtype)
+        drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
+        return target, drafter.to(target.dtype)
+
+    def backends(target):
+        exported = paths.build / "export" / "onnxruntime"
+        return {"onnxruntime": OnnxProposer(exported)} if exported.is_dir() else {}
+
+    evaluate_drafter(
+        load,
+        read_prompts(paths.corpus / "prompts" / "eval.jsonl"),
+        inputs.evaluation,
+        paths.out,
+        training_domains=inputs.training_domains,
+        calibration=read_report(paths.build / "calibrate" / "calibration.json"),
+        curve=read_model(paths.cost, CostReport).curve if paths.cost.is_file() else None,
+        backends=backends,
+        progress=progress,
+    )
+
+
+if __name__ == "__main__":
+    main()
