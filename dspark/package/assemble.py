@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from dspark.calibration.results import read_report
 from dspark.drafters.description import read_description
 from dspark.engines import ENGINES, EngineInputs, engine_files
@@ -18,7 +20,7 @@ from dspark.evaluation.entry import CertificateEntry
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.atomic import atomic_path, replace_tree, write_bytes, write_text
 from dspark.io.digest import digest_file
-from dspark.io.jsonfile import read_json, read_model, write_model
+from dspark.io.jsonfile import read_json, read_model, validation_text, write_model
 from dspark.package.certificate import Certificate, EngineFiles
 from dspark.package.layout import (
     CALIBRATION,
@@ -59,6 +61,23 @@ def assemble(sources: Sources, out: Path, *, card: Card, work: Path | None = Non
     staged = (work or out.parent / f".{out.name}.part") / "package"
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
+    try:
+        manifest = _stage(sources, staged, card)
+        verify(staged, digest=manifest.digests.self_digest)
+    except (IntegrityError, ValidationError) as reason:
+        what = validation_text(reason) if isinstance(reason, ValidationError) else reason.message
+        raise StageError(
+            f"the outputs of build {sources.build.name} make no sound package: {what}",
+            f"{AGAIN}; otherwise this is a fault of dspark",
+        ) from reason
+    replace_tree(staged, out)
+    if work is None:
+        staged.parent.rmdir()
+    return manifest
+
+
+def _stage(sources: Sources, staged: Path, card: Card) -> Manifest:
+    """Write every file of the package into an empty folder."""
     _copy_drafter(sources, staged)
     scheduler = _write_scheduler(sources, staged)
     engines = _write_engines(sources, scheduler, staged)
@@ -67,16 +86,6 @@ def assemble(sources: Sources, out: Path, *, card: Card, work: Path | None = Non
     write_text(staged / CARD, card(staged, description))
     manifest = compose(description, _entries(staged))
     write_bytes(staged / MANIFEST, manifest_bytes(manifest))
-    try:
-        verify(staged, digest=manifest.digests.self_digest)
-    except IntegrityError as reason:
-        raise StageError(
-            f"the outputs of build {sources.build.name} make no sound package: {reason.message}",
-            f"{AGAIN}; otherwise this is a fault of dspark",
-        ) from reason
-    replace_tree(staged, out)
-    if work is None:
-        staged.parent.rmdir()
     return manifest
 
 

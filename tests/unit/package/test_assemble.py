@@ -136,6 +136,30 @@ def test_outputs_that_contradict_each_other_become_no_package(sources, tmp_path)
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("name", "keys", "value", "said"),
+    [
+        ("certify/cpu-reference.json", ("lossless", "drafts"), 0, "saw no draft"),
+        ("calibrate/calibration.json", ("gamma",), 2, "gamma"),
+        ("export/drafter/config.json", ("sample_from_anchor",), False, "sample_from_anchor"),
+        ("export/drafter/config.json", ("block_size",), 4, "gamma"),
+    ],
+)
+def test_a_stage_that_contradicts_itself_or_another_is_an_error_that_says_so(
+    sources, tmp_path, name, keys, value, said
+):
+    path = tmp_path / "build" / name
+    whole = part = json.loads(path.read_text())
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    path.write_text(json.dumps(whole))
+    with pytest.raises(DsparkError, match=said) as caught:
+        assemble(sources, tmp_path / "package", card=card)
+    assert caught.value.exit_code in (4, 5) and caught.value.hint
+    assert not (tmp_path / "package").exists()
+
+
 def test_a_file_of_unknown_kind_is_refused_by_name(sources, tmp_path):
     (sources.evaluate / "records" / "cache.pkl").write_bytes(b"x")
     with pytest.raises(StageError, match=r"cache\.pkl"):

@@ -281,3 +281,20 @@ def test_json_lines_of_objects_are_fine(package, reseal):
         ),
     )
     verify(reseal(package))
+
+
+def test_a_checkpoint_of_whole_numbers_has_no_parameters():
+    from dspark.package.consistency import describe_tensors
+    from dspark.package.tensors import TensorHeader
+
+    with pytest.raises(ValueError, match="floating-point"):
+        describe_tensors({"d2t": TensorHeader("d2t", "I64", (4,))})
+
+
+def test_a_text_beyond_all_reason_is_not_read(package, monkeypatch):
+    monkeypatch.setattr("dspark.package.contents._MAX_TEXT", 100)
+    with pytest.raises(IntegrityError, match="larger than 100 bytes"):
+        verify(package)
+    monkeypatch.setattr("dspark.package.verify._MAX_MANIFEST", 100)
+    with pytest.raises(IntegrityError, match=r"manifest\.json: larger than 100 bytes"):
+        verify(package)
