@@ -127,6 +127,18 @@ def test_what_was_not_shown_is_inconclusive(target: Target, offline: bool, repor
     assert entry.status == "inconclusive" and reason in (entry.reason or "")
 
 
+def test_a_difference_that_may_be_noise_leaves_the_entry_inconclusive(target: Target):
+    """The engine's drafter accepts nothing; the evaluation's accepted everything on one prompt of four."""
+    ids, domains = ("m1", "m2", "c1", "c2"), ("math", "math", "chat", "chat")
+    offline = RecordSet(ids, domains, (request([3] * 4), *[request([0] * 20)] * 3))
+    profile = PROFILE.model_copy(update={"certify_concurrency": (1,)})
+    entry = certify_reference(
+        profile, FINGERPRINT, load_with(target), PROMPTS, SETTINGS, offline=offline, lossless=lossless()
+    )
+    assert entry.offline_vs_engine is not None and entry.offline_vs_engine.result == "inconclusive"
+    assert entry.status == "inconclusive" and "too few prompts" in (entry.reason or "")
+
+
 def test_a_profile_without_access_gives_an_absent_entry_with_its_reason(target: Target):
     profile = ServingProfile(name="far", engine="reference", access="none", reason="no GPU here")
     entry = certify_reference(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
