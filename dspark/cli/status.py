@@ -20,7 +20,9 @@ def status(context: click.Context, json_output: bool) -> None:
         print_json(standing.as_json())
         return
     record = standing.record
-    click.echo(f"build {record.build}: {standing.state} for {duration(standing.seconds)}  ({short(standing.folder)})")
+    since = "for" if standing.state == "running" else "after"
+    took = duration(standing.seconds)
+    click.echo(f"build {record.build}: {standing.state} {since} {took}  ({short(standing.folder)})")
     rows = []
     for outcome in standing.stages:
         running = outcome.name == standing.running

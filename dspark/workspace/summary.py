@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from dspark.config.models import Build
 from dspark.config.stages import BY_NAME
-from dspark.io.jsonfile import read_json
+from dspark.evaluation.results import EvaluationMetrics, LosslessReport
+from dspark.io.jsonfile import read_model
 from dspark.measured import Measured
+from dspark.package.verify import read_manifest
 from dspark.workspace.layout import Workspace
 
 
@@ -27,18 +29,14 @@ class Registered(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """One measured number, or why there is none."""
+    """One measured number, or what there is to say instead."""
 
     name: str
     measured: Measured | None
-    unit: str = ""
-    absent: str = ""
+    text: str = "not measured"
 
     def __str__(self) -> str:
-        if self.measured is None:
-            return self.absent or "not measured"
-        low, high = self.measured.ci95
-        return f"{self.measured.value:.3f}{self.unit}  [{low:.3f}, {high:.3f}]  n={self.measured.n}"
+        return self.text if self.measured is None else str(self.measured)
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class Summary:
         """For `--json`."""
         value = {key: item for key, item in asdict(self).items() if item is not None and key != "lines"}
         value["measured"] = {
-            line.name: line.measured.model_dump(mode="json") if line.measured else {"absent": str(line)}
-            for line in self.lines
+            line.name: line.measured.model_dump(mode="json") if line.measured else line.text for line in self.lines
         }
         return value
 
@@ -68,34 +65,44 @@ def summarise(workspace: Workspace, build: Build, registered: Registered | None)
 
     Raises:
         IntegrityError: the package has no sound manifest.
+        DataError: the evaluation's files are missing or not this version's.
     """
-    from dspark.package.verify import read_manifest
-
     package = BY_NAME["package"].output(build.name, {})
     digests = read_manifest(workspace.root / package).digests
+    evaluation = workspace.build(build.name) / "evaluate"
     return Summary(
         build=build.name,
         package=package,
         package_digest=digests.package_digest,
         model_digest=digests.model_digest,
-        lines=tuple(_lines(workspace.build(build.name) / "evaluate" / "metrics.json")),
+        lines=tuple(
+            _lines(
+                read_model(evaluation / "metrics.json", EvaluationMetrics),
+                read_model(evaluation / "lossless.json", LosslessReport),
+            )
+        ),
         model_name=registered.model_name if registered else None,
         version=registered.version if registered else None,
     )
 
 
-def _lines(path: Path) -> list[Line]:
-    metrics = read_json(path)
-    lines: list[Line] = []
-    for temperature, part in sorted(metrics.get("temperatures", {}).items()):
-        mean = part.get("mean_of_domains", {})
-        lines.append(_line(f"tau at temperature {temperature}, mean of domains", mean.get("tau")))
-        for domain, values in part.get("domains", {}).items():
-            lines.append(_line(f"tau at temperature {temperature}, {domain}", values.get("tau")))
-    return lines
-
-
-def _line(name: str, value: Any, unit: str = "") -> Line:
-    if isinstance(value, dict) and {"value", "n", "ci95"} <= value.keys():
-        return Line(name, Measured.model_validate({key: value[key] for key in ("value", "n", "ci95")}), unit)
-    return Line(name, None, unit, str(value.get("absent", "")) if isinstance(value, dict) else "")
+def _lines(metrics: EvaluationMetrics, lossless: LosslessReport) -> Iterator[Line]:
+    for temperature, part in sorted(metrics.temperatures.items()):
+        at = f"at temperature {temperature}"
+        yield Line(f"tau {at}, mean", part.mean_of_domains.tau if part.mean_of_domains else None)
+        for domain, values in part.domains.items():
+            yield Line(f"tau {at}, {domain}", values.tau)
+        if part.confidence is not None:
+            yield Line(f"ECE {at}, before calibration", part.confidence.mean_ece_before)
+            yield Line(f"ECE {at}, after calibration", part.confidence.mean_ece_after)
+    greedy = lossless.greedy
+    yield Line(
+        "lossless",
+        None,
+        f"{lossless.result}: {greedy.tokens} tokens of {greedy.n} prompts, {len(greedy.violations)} violations, "
+        f"{greedy.near_tie_prompts} prompts with near-ties",
+    )
+    for name, arm in metrics.throughput.arms.items() if metrics.throughput is not None else ():
+        yield Line(f"tokens/s, {name}", arm.load.tokens_per_second)
+        if arm.against_none is not None:
+            yield Line(f"speed against plain, {name}", arm.against_none)

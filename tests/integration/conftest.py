@@ -106,7 +106,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "train": ("drafter/model.safetensors", "metrics.json"),
     "calibrate": ("calibration.json",),
     "profile": ("cost.json",),
-    "evaluate": ("records/rows.jsonl", "lossless.json"),
+    "evaluate": ("records/rows.jsonl",),
     "export": ("drafter/model.safetensors", "parity.json"),
     "certify": (),
     "package": (),
@@ -126,11 +126,16 @@ SPECIAL = {
 """,
     "evaluate": """
     tau = {"value": 1.5, "n": 3, "ci95": [1.4, 1.6]}
-    domains = {"rows": {"tau": tau}}
-    write_json(
-        paths.out / "metrics.json",
-        {"stamp": stamp, "temperatures": {"0": {"domains": domains, "mean_of_domains": {"tau": tau}}}},
-    )
+    at_0 = {"label": "greedy_match", "dtype": "float32", "domains": {}, "absent": {"stamp": stamp}}
+    metrics = {"gamma": 7, "policy": "fixed", "max_new_tokens": 1, "seed": 0, "temperatures": {"0": at_0}}
+    at_0["mean_of_domains"] = {"domains": ["rows"], "includes_bonus": True, "tau": tau}
+    write_json(paths.out / "metrics.json", {"schema": "dspark/evaluation/1", **metrics})
+    counts = dict.fromkeys(("n", "tokens", "drafts", "drafts_accepted", "near_tie_prompts"), 1)
+    zeros = dict.fromkeys(("noise", "epsilon", "largest_gap"), 0.0)
+    greedy = {"result": "pass", "dtype": "float32", "near_ties": [], "violations": [], **counts, **zeros}
+    sampled = {"result": "pass", "temperature": 1.0, "tolerance": 0.0, "largest_difference": 0.0, "cases": []}
+    lossless = {"schema": "dspark/lossless/1", "result": "pass", "greedy": greedy, "sampled": sampled}
+    write_json(paths.out / "lossless.json", lossless)
 """,
     "certify": """
     write_json(paths.out, {"stamp": stamp})

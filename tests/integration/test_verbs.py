@@ -1,0 +1,117 @@
+"""Every verb in a workspace in which everything was made, called in this process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dspark.cli.boundary import run_command
+from dspark.io import progress
+
+if TYPE_CHECKING:
+    from conftest import FakeSandbox
+
+
+@pytest.fixture
+def inside(made: FakeSandbox, monkeypatch: pytest.MonkeyPatch) -> FakeSandbox:
+    monkeypatch.chdir(made.root)
+    monkeypatch.setattr(progress, "_stop", type(progress._stop)())
+    return made
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert run_command(list(arguments)) == code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    return json.loads(called(capsys, *arguments, "--json", code=code))
+
+
+def test_run_shows_what_it_made(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    text = called(capsys, "run", "--target", "fake", "--no-publish")
+    assert "fake: 10 stages (10 up to date)" in text
+    assert "tau at temperature 0, mean  1.500 [1.400, 1.600] (n=3)" in text
+    assert "lossless" in text and "pass: 1 tokens of 1 prompts, 0 violations" in text
+    assert "package  builds/fake/package" in text
+    assert "next     dspark package verify builds/fake/package --digest " in text
+
+
+def test_run_streams_events(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    inside.write_script("package", "changed")
+    out = called(capsys, "run", "--target", "fake", "--no-publish", "--events", "-", "--quiet")
+    rows = [json.loads(line) for line in out.splitlines()]
+    ended = {row["stage"]: row["status"] for row in rows if row.get("event") == "stage_ended"}
+    assert ended["package@fake"] == "ran" and ended["train@fake"] == "up to date"
+    assert any(row.get("task") == "package" for row in rows)
+
+
+def test_run_publishes_what_the_registry_does_not_know(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """The made-up package is not sound, so the registry refuses it: publishing was reached, with its own exit code."""
+    document = as_json(capsys, "run", "--target", "fake", code=7)
+    assert "builds/fake/package" in document["error"]
+    assert as_json(capsys, "status")["run"]["state"] == "failed"
+
+
+def test_a_failing_stage_fails_the_run(
+    inside: FakeSandbox, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FAIL", "package")
+    inside.write_script("package", "changed")
+    document = as_json(capsys, "run", "--target", "fake", "--no-publish", code=4)
+    assert document["error"] == "stage package@fake: rows.jsonl:3: no messages"
+    assert "mend the line" in document["hint"] and "log: .dspark/runs/" in document["hint"]
+    text = called(capsys, "status")
+    assert "build fake: failed after" in text and "rows.jsonl:3: no messages" in text
+
+
+def test_status_and_plan(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    standing = as_json(capsys, "status")
+    assert standing["run"]["state"] == "done"
+    assert {stage["status"] for stage in standing["stages"]} == {"ran"}
+    assert "build fake: done after" in called(capsys, "status")
+    text = called(capsys, "plan", "--target", "fake")
+    assert text.splitlines()[0].startswith("build fake, target fake, ")
+    assert text.count("up to date") == 11
+    assert "in the way" not in text
+    steps = as_json(capsys, "plan", "--target", "fake", "--set", "export.onnx=true")["steps"]
+    acting = {step["name"]: step["action"] for step in steps if step["action"] != "up to date"}
+    assert acting["export@fake"] == "will run" and acting["evaluate@fake"] == "may run"
+
+
+def test_doctor(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "error" not in called(capsys, "doctor")
+    (inside.root / ".dvc/config").write_text("")
+    assert "does not say no_scm=true, analytics=false" in called(capsys, "doctor")
+    (inside.root / ".dvc/config").unlink()
+    (inside.root / ".dvc/tmp/rwlock").write_text("")
+    diagnosis = as_json(capsys, "doctor", code=3)
+    assert {check["name"] for check in diagnosis["checks"] if check["status"] == "error"} == {
+        "dvc settings",
+        "dvc file locks",
+    }
+    mended = called(capsys, "doctor", "--fix", code=3)
+    assert "mended: removed file locks of a killed DVC" in mended
+
+
+def test_targets(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "fake  fetched  random weights" in called(capsys, "targets", "list")
+    shown = as_json(capsys, "targets", "show", "fake")
+    assert shown["facts"]["architecture"] == "Qwen3ForCausalLM"
+    assert "mask token id" in called(capsys, "targets", "show", "fake")
+    assert "targets/fake.json" in called(capsys, "targets", "fetch", "fake")
+    called(capsys, "targets", "show", "fak", code=2)
+
+
+def test_package(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gamma 7" in called(capsys, "package", "show", "builds/fake/package")
+    assert as_json(capsys, "package", "show", "builds/fake/package")["build"] == "fake"
+    called(capsys, "package", "show", "builds", code=7)
+    called(capsys, "package", "verify", "builds/fake/package", code=7)
+
+
+def test_status_before_any_run(fake: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    called(capsys, "--workspace", str(fake.root / "pipeline"), "status", code=3)
+    assert "nothing was run here yet" in as_json(capsys, "-C", str(fake.root), "status", code=3)["error"]

@@ -1,0 +1,93 @@
+"""Each thing that keeps a run from starting, alone and together."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dspark.config.resolve import ResolvedBuild, resolve
+from dspark.errors import PreflightError
+from dspark.workspace import preflight
+from dspark.workspace.layout import Workspace
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+@pytest.fixture
+def resolved() -> ResolvedBuild:
+    return resolve(CHECKOUT, build="tiny").chosen
+
+
+def test_missing_modules_are_named_with_the_extra_that_brings_them(
+    resolved: ResolvedBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.util.find_spec
+    gone = {"torch", "mlflow", "onnxruntime"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in gone else real(name))
+    problems = preflight.missing_extras(resolved)
+    assert [problem.what for problem in problems] == ["not installed: torch, mlflow", "not installed: onnxruntime"]
+    assert all("pip install 'dspark[" in problem.hint for problem in problems)
+
+
+def test_both_onnxruntime_distributions_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "1.0")
+    problems = preflight.conflicting_runtimes()
+    assert len(problems) == 1
+    assert "onnxruntime and onnxruntime-gpu are both installed" in problems[0].what
+    assert "pip uninstall" in problems[0].hint
+
+
+def test_domains_without_their_file_are_named(workspace: Workspace, resolved: ResolvedBuild) -> None:
+    problems = preflight.missing_domains(workspace, resolved)
+    assert len(problems) == len(resolved.domains)
+    assert all("is not a file" in problem.what for problem in problems)
+    assert preflight.missing_domains(Workspace(CHECKOUT), resolved) == []
+
+
+@pytest.mark.parametrize(("free", "refused"), [(10 * 1024**2, True), (10 * 1024**3, False)])
+def test_a_full_disk_is_refused(
+    workspace: Workspace, free: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert bool(preflight.full_disk(workspace)) is refused
+
+
+def test_a_folder_that_cannot_be_written_is_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
+    assert "cannot be written to" in preflight.full_disk(workspace)[0].what
+
+
+def test_a_target_that_can_be_made_here_is_no_problem(workspace: Workspace, resolved: ResolvedBuild) -> None:
+    assert preflight.missing_target(workspace, resolved.build.target) == []
+
+
+def test_all_problems_are_reported_together(
+    workspace: Workspace, resolved: ResolvedBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = preflight.Problem
+    monkeypatch.setattr(preflight, "conflicting_runtimes", lambda: [problem("both", "remove one\nthen the other")])
+    with pytest.raises(PreflightError) as caught:
+        preflight.check(workspace, resolved)
+    text = str(caught.value)
+    assert text.startswith("4 things keep build 'tiny' from running\n")
+    assert "\n  both\n    remove one\n    then the other" in text
+
+
+def test_one_problem_reads_as_one_line_and_its_hint(resolved: ResolvedBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = [preflight.Problem("something", "mend it")]
+    monkeypatch.setattr(preflight, "find_problems", lambda workspace, resolved: found)
+    with pytest.raises(PreflightError) as caught:
+        preflight.check(Workspace(CHECKOUT), resolved)
+    assert (caught.value.message, caught.value.hint) == ("something", "mend it")
+    found.clear()
+    preflight.check(Workspace(CHECKOUT), resolved)
