@@ -30,12 +30,12 @@ Main = Callable[[Any, StagePaths, Progress], None]
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A workspace in which stage `export` of build `b` can run."""
-    for folder in ("pipeline", "stages", "targets", "builds/b/train/drafter", "builds/b/calibrate", ".dspark/runs/r1"):
+    for folder in ("pipeline", "stages", "targets", "builds/b/train/drafter", "corpora/c/features", ".dspark/runs/r1"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "dvc.yaml").write_text("")
     (tmp_path / "targets" / "t.json").write_text("{}")
     (tmp_path / "builds/b/train/drafter/model.safetensors").write_text("weights")
-    (tmp_path / "builds/b/calibrate/calibration.json").write_text("{}")
+    (tmp_path / "corpora/c/features/manifest.json").write_text("{}")
     found = Workspace(tmp_path)
     entry = {"target": "t", "corpus": "c", "geometry": "g", "profile": "p"}
     (tmp_path / ".dspark/dag.json").write_text(json.dumps({"builds": {"b": entry}}))
