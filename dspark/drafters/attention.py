@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dspark.drafters import fused
+
 
 def attend(
     queries: Tensor,
@@ -31,21 +33,36 @@ def attend(
         [B, heads, N, K, hd].
     """
     batch, heads, blocks, slots, size = queries.shape
-    kv, length = context_keys.shape[1:3]
+    kv = context_keys.shape[1]
     group = heads // kv
-    # [B, kv, N, group, K, hd]: a kv head's group of query heads lies together, block by block.
-    grouped = queries.view(batch, kv, group, blocks, slots, size).transpose(2, 3)
-    flat = grouped.reshape(batch, kv, blocks * group * slots, size)
-    context_scores = torch.matmul(flat, context_keys.transpose(-1, -2))
-    context_scores = context_scores.view(batch, kv, blocks, group * slots, length)
-    block_scores = torch.matmul(flat.view(batch, kv, blocks, group * slots, size), block_keys.transpose(-1, -2))
-    hidden = torch.full((), -torch.inf, dtype=context_scores.dtype, device=context_scores.device)
-    context_scores = torch.where(visible[:, None, :, None, :], context_scores, hidden)
-    # The block's own keys are always visible, so no row is empty even where no context is.
-    weights = torch.softmax(torch.cat([context_scores, block_scores], dim=-1).float() * scale, dim=-1)
-    weights = weights.to(queries.dtype)
-    on_context = weights[..., :length].reshape(batch, kv, blocks * group * slots, length)
-    mixed = torch.matmul(on_context, context_values).view(batch, kv, blocks, group * slots, size)
-    mixed = mixed + torch.matmul(weights[..., length:], block_values)
+    # [B, kv, N, group * K, hd]: a kv head's group of query heads lies together, block by block.
+    grouped = (queries * scale).view(batch, kv, group, blocks, slots, size).transpose(2, 3)
+    grouped = grouped.reshape(batch, kv, blocks, group * slots, size)
+    if torch.is_grad_enabled() and queries.requires_grad:
+        mixed = fused.attend(grouped, context_keys, context_values, block_keys, block_values, ~visible)
+    else:
+        mixed = _attend(grouped, context_keys, context_values, block_keys, block_values, visible)
     ungrouped = mixed.view(batch, kv, blocks, group, slots, size).transpose(2, 3)
     return ungrouped.reshape(batch, heads, blocks, slots, size)
+
+
+def _attend(
+    queries: Tensor,
+    context_keys: Tensor,
+    context_values: Tensor,
+    block_keys: Tensor,
+    block_values: Tensor,
+    visible: Tensor,
+) -> Tensor:
+    """The definition, on scaled and grouped queries [B, kv, N, G, hd]."""
+    batch, kv, blocks, group, size = queries.shape
+    length = context_keys.shape[2]
+    flat = queries.view(batch, kv, blocks * group, size)
+    context_scores = torch.matmul(flat, context_keys.transpose(-1, -2)).view(batch, kv, blocks, group, length)
+    block_scores = torch.matmul(queries, block_keys.transpose(-1, -2))
+    # The block's own keys are always visible, so no row is empty even where no context is.
+    context_scores = context_scores.masked_fill(~visible[:, None, :, None, :], -torch.inf)
+    weights = torch.softmax(torch.cat([context_scores, block_scores], dim=-1).float(), dim=-1).to(queries.dtype)
+    on_context = weights[..., :length].reshape(batch, kv, blocks * group, length)
+    mixed = torch.matmul(on_context, context_values).view(queries.shape)
+    return mixed + torch.matmul(weights[..., length:], block_values)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dspark.drafters import fused
 from dspark.drafters.attention import attend
 from dspark.drafters.config import DrafterConfig
 
@@ -17,15 +18,25 @@ Pair = tuple[Tensor, Tensor]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, computed in float32, returned in the dtype of x."""
+    """x / rms(x) * weight over the last axis, computed in float32, returned in the dtype of x.
 
-    def __init__(self, size: int, eps: float) -> None:
+    Args:
+        before_products: only matrix products read the output, so under autocast it may have their dtype.
+    """
+
+    def __init__(self, size: int, eps: float, *, before_products: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        self.before_products = before_products
 
     def forward(self, x: Tensor) -> Tensor:
         """Norm of x, [..., size]."""
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            kind = x.device.type
+            narrow = self.before_products and torch.is_autocast_enabled(kind)
+            dtype = torch.get_autocast_dtype(kind) if narrow else x.dtype
+            return fused.rms_norm(x, self.weight, self.eps, dtype)
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (normed * self.weight.float()).to(x.dtype)
@@ -93,10 +104,8 @@ class Attention(nn.Module):
         Returns:
             two [B, kv, T, hd].
         """
-        cos, sin = (part.unsqueeze(1) for part in rotation)
-        keys = self.k_norm(self._split(self.k_proj(x), self.kv)).transpose(1, 2)
-        values = self._split(self.v_proj(x), self.kv).transpose(1, 2)
-        return rotate(keys, cos, sin), values
+        keys = self._turned(self._split(self.k_proj(x), self.kv), self.k_norm, rotation)
+        return keys, self._split(self.v_proj(x), self.kv).transpose(1, 2)
 
     def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Tensor) -> Tensor:
         """Attention output of block states.
@@ -110,8 +119,7 @@ class Attention(nn.Module):
         batch, blocks, slots, _ = x.shape
         flat = x.flatten(1, 2)
         cos, sin = (part.flatten(1, 2) for part in rotation)
-        queries = self.q_norm(self._split(self.q_proj(flat), self.heads)).transpose(1, 2)
-        queries = rotate(queries, cos.unsqueeze(1), sin.unsqueeze(1))
+        queries = self._turned(self._split(self.q_proj(flat), self.heads), self.q_norm, (cos, sin))
         keys, values = self.keys_values(flat, (cos, sin))
         mixed = attend(
             queries.reshape(batch, self.heads, blocks, slots, self.size),
@@ -124,6 +132,14 @@ class Attention(nn.Module):
         joined = mixed.permute(0, 2, 3, 1, 4).reshape(batch, blocks, slots, self.heads * self.size)
         result: Tensor = self.o_proj(joined)
         return result
+
+    def _turned(self, x: Tensor, norm: RMSNorm, rotation: Pair) -> Tensor:
+        """Normed and rotated heads of x [B, T, heads, hd], [B, heads, T, hd]."""
+        cos, sin = rotation
+        if torch.is_grad_enabled() and norm.weight.requires_grad:
+            return fused.norm_rotate(x, norm.weight, norm.eps, cos, sin)
+        normed: Tensor = norm(x)
+        return rotate(normed.transpose(1, 2), cos.unsqueeze(1), sin.unsqueeze(1))
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:-1], heads, self.size)
@@ -149,9 +165,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class DSparkDrafter(nn.Module):
         _check_shapes(config, embedding, head)
         self.config = config
         self.fc = nn.Linear(config.context_size, config.hidden_size, bias=False)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.markov_head = MarkovHead(config)
