@@ -159,15 +159,6 @@ def build_names(root: Path) -> list[str]:
     return sorted({*declared_names(root / FOLDERS["build"]), *declared_names(root / FOLDERS["target"])})
 
 
-def read_target(root: Path, name: str) -> TargetSpec:
-    """`pipeline/targets/<name>.yaml`.
-
-    Raises:
-        SettingsError: no such target, or mistakes in its file.
-    """
-    return read_declared(root / FOLDERS["target"], name, TargetSpec, word="target", root=root)
-
-
 class _Reader:
     """Reads the declarations of one workspace, each file once."""
 

@@ -22,13 +22,15 @@ def list_targets(folder: Path) -> list[str]:
     return declared_names(folder)
 
 
-def read_target(folder: Path, name: str) -> TargetSpec:
+def read_target(folder: Path, name: str, *, root: Path | None = None) -> TargetSpec:
     """Read `<folder>/<name>.yaml`.
 
+    Args:
+        root: the workspace; messages name files below it.
     Raises:
-        SettingsError: no such target (the nearest is named), or mistakes in the file (all are named).
+        SettingsError: no such target (the nearest is named), or mistakes in the file (all are named, with lines).
     """
-    return read_declared(folder, name, TargetSpec, word="target")
+    return read_declared(folder, name, TargetSpec, word="target", root=root)
 
 
 def add_target(folder: Path, name: str, model: Path) -> Path:

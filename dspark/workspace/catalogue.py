@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dspark.config.models import FolderSource, HubSource, TargetSpec, WheelSource
-from dspark.config.resolve import FOLDERS, read_target
+from dspark.config.resolve import FOLDERS
 from dspark.errors import DataError, SettingsError
 from dspark.io.progress import install_stop_signals
-from dspark.targets.catalogue import add_target, list_targets
+from dspark.targets.catalogue import add_target, list_targets, read_target
 from dspark.targets.materialise import materialise
 from dspark.targets.record import TargetRecord, read_record
 from dspark.workspace import fetch
@@ -52,7 +52,7 @@ def describe_target(workspace: Workspace, name: str) -> TargetDescription:
     Raises:
         SettingsError: it does not exist, or its file has mistakes.
     """
-    spec = read_target(workspace.root, name)
+    spec = read_target(workspace.root / FOLDERS["target"], name, root=workspace.root)
     current = fetch.is_current(workspace, spec)
     facts = {"declared_in": f"{FOLDERS['target']}/{name}.yaml", "dtype": spec.dtype}
     try:
@@ -81,7 +81,7 @@ def fetch_target(workspace: Workspace, name: str, listener: Listener) -> TargetR
         DsparkError: as `targets.materialise`.
         Interrupted: at a safe point.
     """
-    spec = read_target(workspace.root, name)
+    spec = read_target(workspace.root / FOLDERS["target"], name, root=workspace.root)
     install_stop_signals()
     started = time.monotonic()
     progress = ListenedProgress(listener, f"{fetch.STAGE}@{name}")

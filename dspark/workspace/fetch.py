@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from dspark.config.models import TargetSpec
-from dspark.config.resolve import read_target
+from dspark.config.resolve import FOLDERS
 from dspark.io.progress import Progress
+from dspark.targets.catalogue import read_target
 from dspark.targets.materialise import is_materialised, materialise
 from dspark.workspace.layout import Workspace, find_workspace
 from dspark.workspace.stage import reported
@@ -30,7 +31,7 @@ def main() -> int:
 
     def work(progress: Progress) -> list[str]:
         root = find_workspace().root
-        materialise(read_target(root, name), root=root, progress=progress)
+        materialise(read_target(root / FOLDERS["target"], name, root=root), root=root, progress=progress)
         return [f"targets/{name}.json"]
 
     return reported(STAGE, name, work)
