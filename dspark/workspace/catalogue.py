@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dspark.config.build import FOLDERS
 from dspark.config.models import FolderSource, HubSource, TargetSpec, WheelSource
-from dspark.config.resolve import FOLDERS
 from dspark.errors import DataError, SettingsError
 from dspark.io.progress import install_stop_signals
 from dspark.targets.catalogue import add_target, list_targets, read_target

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from dspark.config.build import FOLDERS
 from dspark.config.models import TargetSpec
-from dspark.config.resolve import FOLDERS
 from dspark.io.progress import Progress
 from dspark.targets.catalogue import read_target
 from dspark.targets.materialise import is_materialised, materialise

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dspark.config.build import ResolvedBuild
 from dspark.config.models import DomainSpec, Settings
-from dspark.config.resolve import Pipeline, ResolvedBuild
+from dspark.config.resolve import Pipeline
 from dspark.config.stages import (
     JOIN,
     STAGES,

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dspark.config.resolve import Pipeline, ResolvedBuild
+from dspark.config.build import ResolvedBuild
+from dspark.config.resolve import Pipeline
 from dspark.errors import DataError
 from dspark.io.jsonfile import read_model
 from dspark.workspace import preflight

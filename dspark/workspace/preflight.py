@@ -11,8 +11,8 @@ import shutil
 from dataclasses import dataclass
 from importlib import metadata
 
+from dspark.config.build import ResolvedBuild
 from dspark.config.models import TargetSpec
-from dspark.config.resolve import ResolvedBuild
 from dspark.corpus.domains import domain_file
 from dspark.errors import DsparkError, PreflightError
 from dspark.targets.materialise import require_files

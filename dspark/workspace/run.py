@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dspark.config.resolve import Pipeline, ResolvedBuild, resolve
+from dspark.config.build import ResolvedBuild
+from dspark.config.resolve import Pipeline, resolve
 from dspark.config.stages import BY_NAME
 from dspark.errors import DsparkError, Interrupted, StageError
 from dspark.io.atomic import write_if_changed

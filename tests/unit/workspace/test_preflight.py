@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dspark.config.resolve import ResolvedBuild, resolve
+from dspark.config.build import ResolvedBuild
+from dspark.config.resolve import resolve
 from dspark.errors import PreflightError
 from dspark.workspace import preflight
 from dspark.workspace.layout import Workspace

@@ -1,0 +1,262 @@
+"""One build from its layers: `params.yaml`, recipe, build file, overrides; and everything its names stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from dspark.config.declared import (
+    NAME,
+    Mistake,
+    Mistakes,
+    declared_names,
+    describe,
+    hint_for,
+    keys_of,
+    read_declared,
+    read_mapping,
+    suggestion,
+)
+from dspark.config.layers import Layered, Origin, Override
+from dspark.config.models import (
+    Build,
+    CalibrationSettings,
+    CorpusSettings,
+    DomainSpec,
+    DrafterSettings,
+    EvaluationSettings,
+    ExportSettings,
+    FeatureSettings,
+    PromptSettings,
+    RecipeSpec,
+    ResponseSettings,
+    ServingProfile,
+    Settings,
+    TargetSpec,
+    TrainingSettings,
+)
+from dspark.errors import SettingsError
+
+Declared = TypeVar("Declared", bound=Settings)
+
+SECTIONS: dict[str, type[Settings]] = {
+    "prompts": PromptSettings,
+    "responses": ResponseSettings,
+    "features": FeatureSettings,
+    "drafter": DrafterSettings,
+    "training": TrainingSettings,
+    "calibration": CalibrationSettings,
+    "evaluation": EvaluationSettings,
+    "export": ExportSettings,
+}
+RECIPE_SECTIONS = ("drafter", "training")
+CORPUS_SECTIONS = ("prompts", "responses", "features")
+# Keys that say which things a build is made of; `defaults` of params.yaml may hold those marked True.
+PARTS = {
+    "name": False,
+    "description": False,
+    "target": False,
+    "corpus": False,
+    "domains": True,
+    "evaluation_domains": True,
+    "recipe": True,
+    "serving_profiles": True,
+}
+
+FOLDERS = {
+    "target": "pipeline/targets",
+    "domain": "pipeline/domains",
+    "recipe": "pipeline/recipes",
+    "build": "pipeline/builds",
+    "serving profile": "serving_profiles",
+}
+
+
+@dataclass(frozen=True)
+class ResolvedBuild:
+    """A build with everything its names stand for, and the origin of every setting."""
+
+    build: Build
+    domains: tuple[DomainSpec, ...]
+    evaluation_domains: tuple[DomainSpec, ...]
+    profiles: tuple[ServingProfile, ...]
+    settings: Layered
+    declared: bool  # False: no YAML file, made from the defaults
+
+    @property
+    def name(self) -> str:
+        """The build's name."""
+        return self.build.name
+
+
+class BuildReader:
+    """Reads the declarations of one workspace, each file once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._read: dict[tuple[str, str], Any] = {}
+
+    def declared(self, word: str, name: str, model: type[Declared]) -> Declared:
+        """One declaration; a file with mistakes raises them again each time it is asked for."""
+        key = (word, name)
+        if key not in self._read:
+            try:
+                self._read[key] = read_declared(self.root / FOLDERS[word], name, model, word=word, root=self.root)
+            except SettingsError as error:
+                self._read[key] = error
+        found = self._read[key]
+        if isinstance(found, SettingsError):
+            raise found
+        return found  # type: ignore[no-any-return]  # stored under the model's own word
+
+    def mapping(self, path: str) -> dict[str, Any]:
+        """A YAML file as it stands; an absent one is empty."""
+        key = ("", path)
+        if key not in self._read:
+            self._read[key] = read_mapping(self.root / path, path) if (self.root / path).is_file() else {}
+        return dict(self._read[key])
+
+    def build(self, name: str, overrides: list[Override]) -> ResolvedBuild:
+        """One build from all layers.
+
+        Raises:
+            Mistakes: everything that is wrong with it.
+        """
+        mistakes: list[Mistake] = []
+        parts, sections = self._layers(name, overrides, mistakes)
+        recipe = self._named(parts, "recipe", "recipe", RecipeSpec, mistakes)
+        typed = {key: _validated(sections, key, model, mistakes) for key, model in SECTIONS.items()}
+        target = self._named(parts, "target", "target", TargetSpec, mistakes)
+        domains = self._named_list(parts, "domains", "domain", DomainSpec, mistakes)
+        evaluation_domains = self._named_list(parts, "evaluation_domains", "domain", DomainSpec, mistakes)
+        profiles = self._named_list(parts, "serving_profiles", "serving profile", ServingProfile, mistakes)
+        for key, found in (("domains", domains), ("serving_profiles", profiles)):
+            if not found and not any(mistake.what.startswith(key) for mistake in mistakes):
+                mistakes.append(Mistake(parts.where([key]), f"{key}: at least one is needed", "see params.yaml"))
+        if mistakes or target is None or recipe is None:
+            raise Mistakes(mistakes)
+        try:
+            corpus = CorpusSettings(
+                name=parts.tree["corpus"],
+                target=target.name,
+                domains=tuple(domain.name for domain in domains),
+                evaluation_domains=tuple(domain.name for domain in evaluation_domains),
+                **{key: typed[key] for key in CORPUS_SECTIONS},
+            )
+            build = Build(
+                name=name,
+                target=target,
+                recipe=recipe.name,
+                corpus=corpus,
+                serving_profiles=tuple(profile.name for profile in profiles),
+                **{key: typed[key] for key in SECTIONS if key not in CORPUS_SECTIONS},
+            )
+        except ValidationError as error:
+            # What is left to go wrong here is a part's own value: the corpus's name, or a list without entries.
+            raise Mistakes(
+                [Mistake(parts.where(["corpus"]), describe(item, CorpusSettings, "corpus.")) for item in error.errors()]
+            ) from None
+        merged = Layered(parts.tree | sections.tree, parts.origins | sections.origins)
+        declared = (self.root / FOLDERS["build"] / f"{name}.yaml").is_file()
+        return ResolvedBuild(build, domains, evaluation_domains, profiles, merged, declared)
+
+    def _layers(self, name: str, overrides: list[Override], mistakes: list[Mistake]) -> tuple[Layered, Layered]:
+        """What a build is made of, and its settings, each from all layers."""
+        path = f"{FOLDERS['build']}/{name}.yaml"
+        values = self.mapping(path)
+        origin = Origin("build", path, self.root / path)
+        parts, sections = Layered(), Layered()
+        self._lay_params(parts, sections, mistakes)
+        parts.merge({"target": name, "corpus": name, "name": name}, Origin("built-in", path))
+        parts.merge({key: value for key, value in values.items() if key in PARTS}, origin)
+        for key in values.keys() - PARTS.keys() - SECTIONS.keys():
+            mistakes.append(Mistake(origin.at([key]), f"unknown key {key!r}", suggestion(key, {*PARTS, *SECTIONS})))
+        if not NAME.match(name) or parts.tree["name"] != name:
+            mistakes.append(Mistake(path, f"a build is named as its file: {name!r} in a-z, 0-9, '.', '_' and '-'"))
+        recipe = parts.tree.get("recipe")
+        if recipe in declared_names(self.root / FOLDERS["recipe"]):
+            file = f"{FOLDERS['recipe']}/{recipe}.yaml"
+            raw = {key: value for key, value in self.mapping(file).items() if key in RECIPE_SECTIONS}
+            sections.merge(raw, Origin("recipe", file, self.root / file))
+        sections.merge({key: value for key, value in values.items() if key in SECTIONS}, origin)
+        for override in overrides:
+            sections.merge(override.tree(), override.origin)
+        return parts, sections
+
+    def _lay_params(self, parts: Layered, sections: Layered, mistakes: list[Mistake]) -> None:
+        path = "params.yaml"
+        values = self.mapping(path)
+        defaults = values.pop("defaults", None) or {}
+        known = {*SECTIONS, "defaults"}
+        file = Origin("params.yaml", path, self.root / path)
+        for key in values.keys() - known:
+            mistakes.append(Mistake(file.at([key]), f"unknown key {key!r}", suggestion(key, known)))
+        inside = Origin("params.yaml", path, self.root / path, ("defaults",))
+        allowed = {key for key, is_default in PARTS.items() if is_default}
+        for key in defaults.keys() - allowed:
+            mistakes.append(Mistake(inside.at([key]), f"unknown key 'defaults.{key}'", suggestion(key, allowed)))
+        parts.merge({key: value for key, value in defaults.items() if key in allowed}, inside)
+        sections.merge({key: value for key, value in values.items() if key in SECTIONS}, file)
+
+    def _named(
+        self, parts: Layered, key: str, word: str, model: type[Declared], mistakes: list[Mistake]
+    ) -> Declared | None:
+        name = parts.tree.get(key)
+        if not isinstance(name, str):
+            mistakes.append(Mistake(parts.where([key]), f"{key}: expected the name of a {word}, not {name!r}"))
+            return None
+        return self._found(parts, key, name, word, model, mistakes)
+
+    def _named_list(
+        self, parts: Layered, key: str, word: str, model: type[Declared], mistakes: list[Mistake]
+    ) -> tuple[Declared, ...]:
+        names = parts.tree.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            mistakes.append(Mistake(parts.where([key]), f"{key}: expected a list of names, not {names!r}"))
+            return ()
+        if len(set(names)) != len(names):
+            mistakes.append(Mistake(parts.where([key]), f"{key}: {names} names something twice"))
+        found = [self._found(parts, key, name, word, model, mistakes) for name in names]
+        return tuple(item for item in found if item is not None)
+
+    def _found(
+        self, parts: Layered, key: str, name: str, word: str, model: type[Declared], mistakes: list[Mistake]
+    ) -> Declared | None:
+        names = declared_names(self.root / FOLDERS[word])
+        if name not in names:
+            hint = suggestion(name, names, f"all {word}s: {', '.join(names) or 'none yet'}")
+            mistakes.append(Mistake(parts.where([key]), f"{word} {name!r} does not exist", hint))
+            return None
+        try:
+            return self.declared(word, name, model)
+        except SettingsError as error:
+            mistakes.extend(mistakes_of(error))
+            return None
+
+
+def _validated(sections: Layered, key: str, model: type[Settings], mistakes: list[Mistake]) -> BaseModel | None:
+    value = sections.tree.get(key)
+    if value is not None and not isinstance(value, dict):
+        mistakes.append(Mistake(sections.where([key]), f"{key}: expected `key: value` lines, not {value!r}"))
+        return None
+    try:
+        return model.model_validate(value or {})
+    except ValidationError as error:
+        mistakes.extend(
+            Mistake(
+                sections.where([key, *keys_of(item, model)]), describe(item, model, f"{key}."), hint_for(item, model)
+            )
+            for item in error.errors()
+        )
+        return None
+
+
+def mistakes_of(error: SettingsError) -> list[Mistake]:
+    """The mistakes that an error stands for."""
+    if isinstance(error, Mistakes):
+        return list(error.mistakes)
+    where, _, what = error.message.partition(": ")
+    return [Mistake(where, what, error.hint)] if what else [Mistake("settings", error.message, error.hint)]
