@@ -45,15 +45,16 @@ class Sandbox:
     def environment(self, **variables: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("DSPARK_", "DVC_", "COV_CORE"))}
         path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
-        return {**kept, "PYTHONPATH": path, **variables}
+        # Tests share the cores: threads that spin while they wait for each other would take minutes for seconds.
+        return {"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": path, **variables}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "dspark", *arguments]
 
-    def dspark(self, *arguments: str, timeout: float = 120, **variables: str) -> Finished:
+    def dspark(self, *arguments: str, timeout: float = 120, cwd: Path | None = None, **variables: str) -> Finished:
         done = subprocess.run(
             self.command(*arguments),
-            cwd=self.root,
+            cwd=cwd or self.root,
             env=self.environment(**variables),
             capture_output=True,
             text=True,
@@ -80,7 +81,16 @@ class Sandbox:
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Sandbox:
     """The checkout's workspace files in an empty folder."""
-    root = tmp_path / "workspace"
+    return make_sandbox(tmp_path / "workspace")
+
+
+@pytest.fixture(scope="module")
+def new_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
+    """The same, for all tests of a module."""
+    return make_sandbox(tmp_path_factory.mktemp("sandbox") / "workspace")
+
+
+def make_sandbox(root: Path) -> Sandbox:
     root.mkdir()
     copy_workspace(root)
     return Sandbox(root)
@@ -123,6 +133,14 @@ SPECIAL = {
         target_digest=stamp, taps=(0,), dtype="bfloat16", hidden_size=8, splits={"train": (entry,), "dev": ()}
     )
     write_model(paths.out / "manifest.json", manifest)
+""",
+    "train": """
+    from dspark.errors import IntegrityError
+
+    manifest = json.loads((paths.corpus / "features" / "manifest.json").read_text())
+    for entry in manifest["splits"]["train"]:
+        if digest_file(paths.store / "features" / (entry["key"] + ".safetensors")) != entry["sha256"]:
+            raise IntegrityError("a shard is damaged")
 """,
     "evaluate": """
     tau = {"value": 1.5, "n": 3, "ci95": [1.4, 1.6]}
