@@ -93,7 +93,7 @@ def root(context: click.Context, workspace: Path | None, debug: bool) -> None:
     """Turn a language model and some prompts into a tested drafter package for speculative decoding.
 
     \b
-    dspark run --target tiny            the whole pipeline in under a minute
+    dspark run --target tiny            the whole pipeline in a minute or so
     dspark run --target smollm2-135m    a real model on two CPU cores
     """
     context.obj = {"workspace": workspace, "debug": debug}
