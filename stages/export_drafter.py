@@ -10,12 +10,12 @@ def main(inputs, paths, progress):
     from dspark.export.build import export_build
     from dspark.features.store import FeatureManifest, read_split
     from dspark.io.jsonfile import read_model
-    from dspark.targets.loading import load_target
+    from dspark.targets.ends import read_ends
     from dspark.targets.record import read_record
 
     record = read_record(paths.target)
-    target = load_target(record, paths.root)
-    drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
+    ends = read_ends(record, paths.root)
+    drafter = read_checkpoint(paths.build / "train" / "drafter", ends.embedding, ends.head, record=record)
     manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
     blocks = ProbeBlocks.of_sequences(read_split(manifest, "dev", paths.store / "features"))
     export_build(
@@ -24,8 +24,8 @@ def main(inputs, paths, progress):
         inputs.export,
         blocks,
         paths.out,
-        embedding=target.embedding,
-        head=target.head,
+        embedding=ends.embedding,
+        head=ends.head,
         progress=progress,
     )
 

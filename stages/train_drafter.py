@@ -8,12 +8,12 @@ def main(inputs, paths, progress):
     from dspark.drafters.config import DrafterConfig
     from dspark.features.store import FeatureManifest, read_split
     from dspark.io.jsonfile import read_model
-    from dspark.targets.loading import load_target
+    from dspark.targets.ends import read_ends
     from dspark.targets.record import read_record
     from dspark.training.trainer import train
 
     record = read_record(paths.target)
-    target = load_target(record, paths.root)
+    ends = read_ends(record, paths.root)
     manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
     dev, training = (
         read_split(manifest, split, paths.store / "features", max_length=inputs.training.max_length)
@@ -21,14 +21,14 @@ def main(inputs, paths, progress):
     )
     result = train(
         DrafterConfig.of(record, inputs.drafter),
-        target.embedding,
-        target.head,
+        ends.embedding,
+        ends.head,
         training,
         dev,
         inputs.training,
         paths.work,
         progress,
-        eos_token_ids=target.eos_token_ids,
+        eos_token_ids=record.eos_token_ids,
     )
     result.write(paths.out, record)
 

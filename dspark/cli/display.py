@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dspark.cli.options import duration
+from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
     from dspark.workspace.listener import Listener, Outcome
@@ -185,15 +186,22 @@ def shown(*, quiet: bool = False, events: str | None = None) -> Iterator[Listene
     """The listener that suits the terminal; `events` names a file for JSON lines, `-` is stdout."""
     with ExitStack() as stack:
         listeners: list[Listener] = []
-        if events is not None:
-            listeners.append(
-                Events(sys.stdout if events == "-" else stack.enter_context(Path(events).open("a", encoding="utf-8")))
-            )
+        if events == "-":
+            listeners.append(Events(sys.stdout))
+        elif events is not None:
+            listeners.append(Events(stack.enter_context(_opened(Path(events)))))
         if sys.stderr.isatty() and not quiet:
             listeners.append(stack.enter_context(Bar(sys.stderr)))
         else:
             listeners.append(Lines(sys.stderr, quiet=quiet))
         yield Several(listeners)
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as reason:
+        raise SettingsError(f"--events {path}: cannot be written: {reason.strerror}") from None
 
 
 def ending(outcome: Outcome) -> str:

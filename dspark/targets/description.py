@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import safe_open
-from torch import Tensor
 
 from dspark.config.models import TargetSpec
 from dspark.errors import DataError, PreflightError, SettingsError
 from dspark.io.digest import digest_bytes
 from dspark.io.jsonfile import strict_loads, validation_text
 from dspark.targets.catalogue import read_optional_json
-from dspark.targets.layout import INDEX, TOKENIZER, check_folder, weight_files
+from dspark.targets.ends import read_weight
+from dspark.targets.layout import TOKENIZER, check_folder
 from dspark.targets.loading import load_tokenizer, tensor_digest
 from dspark.targets.record import TargetRecord, public_id, public_source, spread_taps
 from dspark.targets.shelf import Listing, Origin
@@ -47,8 +46,8 @@ def describe(spec: TargetSpec, folder: Path, origin: Origin, listing: Listing) -
         ChatTemplate(tokenizer, spec.thinking_mode).encode_chat([{"role": "user", "content": "Hello"}])
     except DataError as error:
         raise PreflightError(f"target {spec.name!r}: {error.message}", error.hint) from None
-    embedding = _weight(folder, EMBEDDING)
-    head = embedding if config.tie_word_embeddings else _weight(folder, HEAD)
+    embedding = read_weight(folder, EMBEDDING)
+    head = embedding if config.tie_word_embeddings else read_weight(folder, HEAD)
     if not embedding.shape == head.shape == (config.vocab_size, config.hidden_size):
         raise PreflightError(f"{folder}: embedding and head are not [vocab_size, hidden_size] of config.json")
     dtype = getattr(torch, spec.dtype)
@@ -113,20 +112,6 @@ def eos_token_ids(folder: Path, config: Any, tokenizer: Any) -> tuple[int, ...]:
     if tokenizer.eos_token_id is not None:
         ids.add(int(tokenizer.eos_token_id))
     return tuple(sorted(ids))
-
-
-def _weight(folder: Path, name: str) -> Tensor:
-    """One tensor of a model folder, read alone."""
-    if (folder / INDEX).is_file():
-        file = strict_loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].get(name, "")
-    else:
-        file = weight_files(folder)[0]
-    if file:
-        with safe_open(folder / file, framework="pt") as handle:
-            if name in handle.keys():  # noqa: SIM118
-                tensor: Tensor = handle.get_tensor(name)
-                return tensor
-    raise PreflightError(f"{folder}: its weights hold no {name}")
 
 
 def _plain(config: Any) -> dict[str, Any]:

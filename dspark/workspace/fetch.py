@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from dspark.config.build import FOLDERS
 from dspark.config.models import TargetSpec
@@ -10,7 +11,7 @@ from dspark.io.progress import Progress
 from dspark.targets.catalogue import read_target
 from dspark.targets.materialise import is_materialised, materialise
 from dspark.workspace.layout import Workspace, find_workspace
-from dspark.workspace.stage import reported
+from dspark.workspace.stage import end_process, reported
 
 STAGE = "target"  # what results and logs call this step
 
@@ -25,7 +26,7 @@ def fetch_command(target: str) -> list[str]:
     return [sys.executable, "-P", "-m", "dspark.workspace.fetch", target]
 
 
-def main() -> int:
+def main() -> NoReturn:
     """The child process: `python -m dspark.workspace.fetch NAME`."""
     name = sys.argv[1]
 
@@ -34,8 +35,8 @@ def main() -> int:
         materialise(read_target(root / FOLDERS["target"], name, root=root), root=root, progress=progress)
         return [f"targets/{name}.json"]
 
-    return reported(STAGE, name, work)
+    end_process(reported(STAGE, name, work))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -146,7 +146,9 @@ def check_stop() -> None:
 def stopping(note: Callable[[str], None]) -> Iterator[Stopper]:
     """Install a `Stopper` for SIGINT, SIGTERM and SIGHUP for the duration of the block."""
     stopper = Stopper(note)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup a run outlives its terminal
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, stopper.on_signal) for number in numbers}
     try:
         yield stopper

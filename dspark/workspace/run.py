@@ -178,8 +178,8 @@ class _Run:
         prepare(self.workspace, self.pipeline)
         self._heal_features()
         outcomes = self._reproduce()
-        # Features that DVC restored from an earlier run may name shards that are gone from the store since.
-        if _failed(outcomes) is not None and self._heal_features():
+        # Features that DVC restored may name shards that are gone since, and damage may show only in the digest.
+        if _failed(outcomes) is not None and self._heal_features(deep=True):
             outcomes = self._reproduce()
         self._raise_failure(outcomes)
         remove_finished(self.workspace)
@@ -227,23 +227,28 @@ class _Run:
         error.exit_code = failed.exit_code or StageError.exit_code
         raise error
 
-    def _heal_features(self) -> bool:
-        """Make feature shards again that are missing from the store or cut off.
+    def _heal_features(self, *, deep: bool = False) -> bool:
+        """Make feature shards again that are missing from the store or damaged.
 
+        Args:
+            deep: compare digests too, which reads every byte.
         Returns:
             True if there were any.
         """
-        from dspark.features.store import FeatureManifest, damaged_shards
+        from dspark.features.store import FeatureManifest, damaged_shards, shard_path
 
         instance = next(item for item in self.planned if item.stage.name == "features")
         manifest = self.workspace.root / instance.stage.output(instance.key, instance.entry) / "manifest.json"
         inputs = instance.stage.dependencies(instance.key, instance.entry)
         if not manifest.is_file() or not all((self.workspace.root / path).exists() for path in inputs):
             return False
-        damaged = damaged_shards(read_model(manifest, FeatureManifest), self.workspace.store / "features")
+        store = self.workspace.store / "features"
+        damaged = damaged_shards(read_model(manifest, FeatureManifest), store, deep=deep)
         if not damaged:
             return False
-        self.listener.note(f"{len(damaged)} feature shards are missing or cut off: making them again")
+        self.listener.note(f"{len(damaged)} feature shards are missing or damaged: making them again")
+        for entry in damaged:
+            shard_path(store, entry.key).unlink(missing_ok=True)
         script = f"stages/{instance.stage.script}.py"
         self._child(instance.stage.name, instance.key, [sys.executable, "-P", script, instance.key])
         return True

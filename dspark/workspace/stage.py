@@ -109,11 +109,18 @@ def stage(name: str) -> Callable[[Main], Callable[[], NoReturn]]:
             if len(sys.argv) != 2:
                 print(f"usage: {sys.argv[0]} KEY   (stage {name}; see .dspark/dag.json for keys)", file=sys.stderr)
                 raise SystemExit(2)
-            raise SystemExit(run_stage(name, sys.argv[1], main))
+            end_process(run_stage(name, sys.argv[1], main))
 
         return command
 
     return decorate
+
+
+def end_process(code: int) -> NoReturn:
+    """End at once: everything is on disk, and taking torch apart object by object takes longer than a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run_stage(name: str, key: str, main: Main) -> int:
@@ -168,8 +175,11 @@ def _execute(name: str, key: str, main: Main, progress: Progress) -> str:
         main(settings, paths, progress)
         if not staged.exists():
             raise StageError(f"stage {name} finished without making its output {output}", "please report this")
-        with _complete(finished.parent) as unfinished:
-            _copy(staged, unfinished / staged.name)
+        try:
+            with _complete(finished.parent) as unfinished:
+                _copy(staged, unfinished / staged.name)
+        except OSError as reason:  # the copy is an insurance against kills, not worth failing for
+            progress.note(f"no copy of the output is kept until DVC has recorded it: {reason}")
     else:
         shutil.rmtree(staged.parent, ignore_errors=True)
         staged.parent.mkdir(parents=True)

@@ -156,9 +156,20 @@ def test_missing_feature_shards_are_made_again_and_nothing_else(made: FakeSandbo
     done = made.run()
     assert done.code == 0, done.err
     assert made.calls() == ["features@fake"]
-    assert "1 feature shards are missing or cut off" in done.err
+    assert "1 feature shards are missing or damaged" in done.err
     assert [stage["status"] for stage in done.json["stages"]] == ["up to date"] * len(EVERYTHING)
     assert len(list((made.root / ".dspark/store/features").iterdir())) == 1
+
+
+def test_a_shard_whose_bytes_changed_is_made_again_when_it_is_read(made: FakeSandbox) -> None:
+    """Only the digest tells: the train stage notices, the shard is made again, the stage runs once more."""
+    shard = next((made.root / ".dspark/store/features").iterdir())
+    shard.write_text("FEATURES")
+    made.edit("params.yaml", lambda text: text.replace("steps: 100", "steps: 101"))
+    done = made.run()
+    assert done.code == 0, done.err
+    assert made.calls()[:3] == ["train@fake", "features@fake", "train@fake"]
+    assert shard.read_text() == "features"
 
 
 def test_the_no_op_run_is_quick_and_loads_nothing_heavy(made: FakeSandbox) -> None:

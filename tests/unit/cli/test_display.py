@@ -10,6 +10,7 @@ import pytest
 
 from dspark.cli.display import Bar, Events, Lines, Several, sentence, shown
 from dspark.cli.options import duration, print_table, size
+from dspark.errors import SettingsError
 from dspark.workspace.listener import Outcome
 
 ROW = {
@@ -129,6 +130,11 @@ def test_events_go_to_a_file_beside_what_is_shown(tmp_path: Path, capsys: pytest
     with shown(events="-", quiet=True) as listener:
         listener.stage_started("train@b")
     assert json.loads(capsys.readouterr().out)["stage"] == "train@b"
+
+
+def test_events_that_cannot_be_written_are_a_mistake_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--events .*cannot be written"), shown(events=str(tmp_path / "no" / "x")):
+        raise AssertionError("shown all the same")
 
 
 def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,15 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping(lambda message: None):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_children_get_this_interpreter_this_dspark_and_no_telemetry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

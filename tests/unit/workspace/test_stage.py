@@ -192,6 +192,17 @@ def test_a_finished_output_that_dvc_did_not_record_is_put_back_without_working_a
     assert calls == [1, 1]
 
 
+def test_a_copy_that_does_not_fit_does_not_fail_the_stage(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, destination: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dspark.workspace.stage._copy", full)
+    assert run(workspace, writes("whole")).status == "ran"
+    assert (workspace.root / "builds/b/export/made.txt").read_text() == "whole"
+
+
 def test_an_old_output_is_replaced_as_a_whole(workspace: Workspace) -> None:
     old = workspace.root / "builds/b/export"
     old.mkdir()
