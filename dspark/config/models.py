@@ -218,7 +218,9 @@ class TrainingSettings(Settings):
     sequences_per_step: int = Field(default=16, gt=0)
     anchors_per_sequence: int = Field(default=64, gt=0)
     max_length: int = Field(default=4096, gt=1)  # tokens of a sequence; the rest is cut
-    learning_rate: float = Field(default=6e-4, gt=0)
+    # AdamW as published, or Muon for the backbone's matrices (the rest stays with AdamW): fewer steps, dearer ones.
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = Field(default=6e-4, gt=0)  # of both: Muon's updates are scaled to the size of AdamW's
     warmup_share: float = Field(default=0.04, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)

@@ -1,8 +1,8 @@
 """The sequential heads: the Markov bias and the confidence (DSpark, section 3.1).
 
-With a reduced draft vocabulary channel 0 of the Markov head is a constant: W1[:, 0] = 1 for every previous token and
-W2[v, 0] = 0 for every draft token v. It costs one of the r channels and buys a full-vocabulary checkpoint that every
-engine loads: there W2[v, 0] of the other tokens is very negative, so that they are never proposed (`checkpoint.py`).
+With a reduced draft vocabulary channel 0 of W1 is the constant 1 for every previous token, so that W2[v, 0] is a bias
+of draft token v whatever precedes it. That buys a full-vocabulary checkpoint which every engine loads: there W2[v, 0]
+of the other tokens is very negative, so that they are never proposed (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -31,28 +31,20 @@ class MarkovHead(nn.Module):
     def embed(self, previous_ids: Tensor) -> Tensor:
         """W1 rows of target ids [...], [..., r]."""
         rows: Tensor = self.markov_w1(previous_ids)
-        return self._frozen(rows, 1.0)
-
-    def output_rows(self) -> Tensor:
-        """W2, [Vd, r]."""
-        return self._frozen(self.markov_w2.weight, 0.0)
+        if not (self.constant_channel and torch.is_grad_enabled()):
+            return rows
+        # The stored column holds the constant already; put there anew it gets no gradient.
+        return torch.cat([torch.ones_like(rows[..., :1]), rows[..., 1:]], dim=-1)
 
     def bias(self, embedded: Tensor) -> Tensor:
         """Logit bias of rows made by `embed`, [..., Vd]."""
-        return functional.linear(embedded, self.output_rows())
-
-    def _frozen(self, rows: Tensor, constant: float) -> Tensor:
-        # The stored column holds the constant already; put there anew it gets no gradient.
-        if not (self.constant_channel and torch.is_grad_enabled()):
-            return rows
-        return torch.cat([torch.full_like(rows[..., :1], constant), rows[..., 1:]], dim=-1)
+        return functional.linear(embedded, self.markov_w2.weight)
 
     @torch.no_grad()
     def reset_constant_channel(self) -> None:
-        """Store the constants; nothing that trains moves them (their gradient is zero, and W1 and W2 do not decay)."""
+        """Store the constant; training doesn't move it (it has no gradient, and W1 does not decay)."""
         if self.constant_channel:
             self.markov_w1.weight[:, 0] = 1
-            self.markov_w2.weight[:, 0] = 0
 
 
 class ConfidenceHead(nn.Module):

@@ -77,7 +77,7 @@ class TrainingObjective(nn.Module):
         objective, slots = distribution_losses(
             hidden,
             markov,
-            head.output_rows(),
+            head.markov_w2.weight,
             self.drafter.head,
             batch.targets,
             cross_entropy_weights=weights * (self.settings.cross_entropy / labelled_weight),

@@ -9,6 +9,7 @@ Data order and anchors are functions of (seed, step), so no random state needs s
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,23 +134,30 @@ def check_identity(work: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
         )
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name: `<parameter>/exp_avg` and so on."""
+def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: dict[Tensor, str]) -> dict[str, Tensor]:
+    """The optimizers' state by parameter name: `<parameter>/exp_avg` and so on."""
     return {
         f"{names[parameter]}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
+        for optimizer in optimizers
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict[Tensor, str], saved: dict[str, Tensor]) -> None:
+def restore_optimizers(
+    optimizers: Iterable[torch.optim.Optimizer], names: dict[Tensor, str], saved: dict[str, Tensor]
+) -> None:
     """Put a saved state back, each tensor on its parameter's device (the step counter stays where AdamW keeps it)."""
-    for parameter, name in names.items():
-        entries = {key: value for key, value in saved.items() if key.rpartition("/")[0] == name}
-        optimizer.state[parameter] = {
-            key.rpartition("/")[2]: value.to(parameter.device) if value.dim() or parameter.is_cuda else value
-            for key, value in entries.items()
-        }
+    entries: dict[str, dict[str, Tensor]] = {}
+    for key, value in saved.items():
+        name, _, field = key.rpartition("/")
+        entries.setdefault(name, {})[field] = value
+    for optimizer in optimizers:
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            optimizer.state[parameter] = {
+                field: value.to(parameter.device) if value.dim() or parameter.is_cuda else value
+                for field, value in entries.get(names[parameter], {}).items()
+            }
 
 
 def _best_path(work: Path, step: int) -> Path:

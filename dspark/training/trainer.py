@@ -1,7 +1,7 @@
 """The training loop, on accelerate: one process or DistributedDataParallel.
 
-AdamW on float32 master weights, linear warm-up, cosine to zero, clipping (DSpark, section 3.3). What a step sees is a
-function of (seed, step), so a run that was killed continues, on the same machine, to the same bits.
+AdamW (or Muon) on float32 master weights, linear warm-up, cosine to zero, clipping (DSpark, section 3.3). What a step
+sees is a function of (seed, step), so a run that was killed continues, on the same machine, to the same bits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from dspark.io.progress import Progress
 from dspark.training.anchors import draw_anchors, response_mask
 from dspark.training.batches import Batch, epoch_order, make_batch
 from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
+from dspark.training.initialisation import initialise
 from dspark.training.objective import TrainingObjective, mean_losses
-from dspark.training.optimisation import bfloat16_pays, learning_rate, parameter_groups
+from dspark.training.optimisation import bfloat16_pays, learning_rate, make_optimizers
 from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
 from dspark.training.resume import (
     BestWeights,
@@ -38,7 +39,7 @@ from dspark.training.resume import (
     optimizer_tensors,
     read_best,
     read_latest,
-    restore_optimizer,
+    restore_optimizers,
     write_best,
     write_checkpoint,
 )
@@ -108,13 +109,13 @@ class Trainer:
                 never=[config.mask_token_id],
             )
         self.columns = None if ids is None else draft_columns(ids, config.vocab_size)
-        self.drafter = DSparkDrafter(config, embedding, head, ids, seed=settings.seed).to(self.device)
+        drafter = DSparkDrafter(config, embedding, head, ids, seed=settings.seed)
+        initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
+        self.drafter = drafter.to(self.device)
         self.whole_head = head.detach().to(self.device)
         self.objective = TrainingObjective(self.drafter, settings.loss, low_precision=self.low_precision)
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.drafter.named_parameters()}
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.drafter, settings.weight_decay), lr=settings.learning_rate, fused=True
-        )
+        self.optimizers = make_optimizers(self.drafter, settings)
         self.model: Any = self.accelerator.prepare(self.objective)
         self.batch_size = min(settings.sequences_per_step, len(self.train_sequences))
         if self.batch_size < self.accelerator.num_processes:
@@ -176,11 +177,11 @@ class Trainer:
     def train_step(self) -> Row:
         """One optimizer step; returns its row of `curves.csv`."""
         rate = learning_rate(self.step, self.settings)
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = rate
         batch = self.batch(self.step)
         denominators = self.summed(self.objective.denominators(batch))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.objective.zero_grad(set_to_none=True)
         objective, sums, _, _ = self.model(batch, denominators)
         # DistributedDataParallel averages gradients; the objective of the step is the ranks' sum.
         self.accelerator.backward(objective * self.accelerator.num_processes)
@@ -190,7 +191,8 @@ class Trainer:
                 f"training step {self.step + 1}: the gradient is not finite",
                 "lower training.learning_rate, or set training.precision to float32",
             )
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.step += 1
         losses = mean_losses(self.summed(sums.stacked()))
         weights = self.settings.loss
@@ -238,7 +240,7 @@ class Trainer:
                 seconds=self.seconds,
                 best=self.best,
             )
-            write_checkpoint(self.work, state, self.weights(), optimizer_tensors(self.optimizer, self.names))
+            write_checkpoint(self.work, state, self.weights(), optimizer_tensors(self.optimizers, self.names))
         self.accelerator.wait_for_everyone()
         self.saved_at = self.step
 
@@ -250,7 +252,7 @@ class Trainer:
         state, weights, optimizer = found
         check_identity(self.work, state.identity, self.identity)
         self.drafter.load_state_dict(weights)
-        restore_optimizer(self.optimizer, self.names, optimizer)
+        restore_optimizers(self.optimizers, self.names, optimizer)
         self.step, self.seconds, self.saved_at = state.step, state.seconds, state.step
         self.rows, self.dev, self.best = list(state.rows), state.dev, state.best
 

@@ -22,9 +22,15 @@ SLOW = {"FAKE_SLOW": "responses", "FAKE_STEPS": str(STEPS)}
 
 
 def start_slow_run(made: FakeSandbox) -> subprocess.Popen[str]:
+    """A run whose `responses` stands at its sixth step, however long the test takes, until `let_go`."""
+    (made.root / "hold").touch()
     child = made.start("run", "--target", "fake", "--no-publish", *CHANGE, **SLOW)
-    wait_for(lambda: len(steps(made)) >= 5, child)
+    wait_for(lambda: len(steps(made)) >= 6, child)
     return child
+
+
+def let_go(made: FakeSandbox) -> None:
+    (made.root / "hold").unlink()
 
 
 def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str] | None = None, seconds: float = 60) -> None:
@@ -63,6 +69,7 @@ def kill_one(made: FakeSandbox, part: str) -> None:
 
 def finish(made: FakeSandbox) -> None:
     """The same command again: it completes, and no step of the killed stage is done twice but the one cut off."""
+    let_go(made)
     before = steps(made)
     done = made.run(*CHANGE, **SLOW)
     assert done.code == 0, done.err
@@ -123,6 +130,7 @@ def test_a_second_run_is_refused_and_status_shows_the_first(made: FakeSandbox) -
     text = made.dspark("status").out
     assert "responses@fake" in text and f"/{STEPS} steps" in text
     assert made.dspark("plan", "--target", "fake").code == 3
+    let_go(made)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
 

@@ -44,8 +44,10 @@ def test_the_training_dialect_gives_back_every_bit(tmp_path, make_drafter, recor
     again = read_checkpoint(tmp_path, drafter.embedding, whole_head(make_drafter), record=record)
     assert again.config == drafter.config
     assert torch.equal(again.draft_token_ids, drafter.draft_token_ids)
+    before, after = drafter.state_dict(), again.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     for one, two in zip(outputs(again, features), outputs(drafter, features), strict=True):
-        assert torch.equal(one, two)
+        assert torch.allclose(one, two, atol=1e-6)  # how tensors lie in memory may decide the last bit of a product
 
 
 def whole_head(make_drafter):
