@@ -23,9 +23,11 @@ demo: $(INSTALLED) ## the main job: SmolLM2-135M from prompts to a registered pa
 demo-large: $(INSTALLED) ## the same with the larger settings of the README
 	$(BIN)/dspark run --target smollm2-135m --build smollm2-135m-large
 
+# Two workers on two cores: threads that spin while they wait for each other would double the time.
+test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --cov=dspark --cov-branch --cov-report=
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --cov=dspark --cov-branch --cov-report=
 	$(MAKE) --no-print-directory coverage
 
 coverage: ## the coverage floors, from the last `make test`

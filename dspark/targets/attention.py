@@ -1,7 +1,9 @@
 """Attention for targets on a CPU: grouped keys and values are read where they lie.
 
 With a mask, transformers' own scaled-dot-product path copies keys and values once per query head of a group, each
-step and layer. torch's CPU kernel reads them in place, which is several times faster while decoding.
+step and layer. torch's CPU kernel reads them in place, but one query at a time. While decoding, the query heads of a
+group are few queries of the same keys: laid together they make one product, with the same result, in a fraction of the
+time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 NAME = "dspark_grouped"
+_FEW_QUERIES = 32  # per head; beyond, the kernel has enough to do and the mask would grow for nothing
 
 
 def grouped_attention(
@@ -32,15 +35,23 @@ def grouped_attention(
     Returns:
         [B, Q, heads, head_dim], and no attention weights.
     """
+    batch, heads, queries, width = query.shape
+    group = heads // key.shape[1]
+    together = group > 1 and (queries == 1 or (attention_mask is not None and queries <= _FEW_QUERIES))
+    if together:
+        query = query.reshape(batch, heads // group, group * queries, width)
+        if attention_mask is not None:
+            attention_mask = attention_mask.repeat(1, 1, group, 1)
     output = torch.nn.functional.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=attention_mask,
-        is_causal=attention_mask is None and query.shape[2] > 1,
+        is_causal=attention_mask is None and queries > 1,
         scale=scaling,
-        enable_gqa=key.shape[1] != query.shape[1],
+        enable_gqa=group > 1 and not together,
     )
+    output = output.reshape(batch, heads, queries, -1)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,34 @@ class Sandbox:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def processes(self) -> dict[int, str]:
+        """Living processes that work in the workspace, and their command lines."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                inside = (folder / "cwd").resolve() == self.root
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if inside and command:
+                found[int(folder.name)] = command
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to all of them."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+    def wait_for(
+        self, condition: Callable[[], bool], child: subprocess.Popen[str] | None = None, seconds: float = 60
+    ) -> None:
+        """Until the condition holds; fails when the time is up or the child has ended."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "timed out"
+            assert child is None or child.poll() is None, child.communicate()
+            time.sleep(0.02)
 
     def edit(self, path: str, change: Callable[[str], str]) -> None:
         file = self.root / path

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +22,7 @@ def start_slow_run(made: FakeSandbox) -> subprocess.Popen[str]:
     """A run whose `responses` stands at its sixth step, however long the test takes, until `let_go`."""
     (made.root / "hold").touch()
     child = made.start("run", "--target", "fake", "--no-publish", *CHANGE, **SLOW)
-    wait_for(lambda: len(steps(made)) >= 6, child)
+    made.wait_for(lambda: len(steps(made)) >= 6, child)
     return child
 
 
@@ -33,37 +30,15 @@ def let_go(made: FakeSandbox) -> None:
     (made.root / "hold").unlink()
 
 
-def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str] | None = None, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        assert child is None or child.poll() is None, child.communicate()
-        time.sleep(0.02)
-
-
 def steps(made: FakeSandbox) -> list[str]:
     log = made.root / "steps.log"
     return log.read_text().splitlines() if log.is_file() else []
 
 
-def processes(made: FakeSandbox) -> dict[int, str]:
-    """Living processes that work in the workspace, and their command lines."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            inside = (folder / "cwd").resolve() == made.root
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if inside and command:
-            found[int(folder.name)] = command
-    return found
-
-
 def kill_one(made: FakeSandbox, part: str) -> None:
     """SIGKILL to the process of the workspace whose command line holds `part`, the innermost if there are several."""
-    matching = [pid for pid, command in processes(made).items() if part in command and " -c " not in command]
-    assert matching, processes(made)
+    matching = [pid for pid, command in made.processes().items() if part in command and " -c " not in command]
+    assert matching, made.processes()
     os.kill(max(matching), signal.SIGKILL)
 
 
@@ -84,8 +59,7 @@ def finish(made: FakeSandbox) -> None:
 def test_a_run_goes_on_where_kill_9_ended_it(made: FakeSandbox, victim: str) -> None:
     child = start_slow_run(made)
     if victim == "everything":
-        for pid in processes(made):
-            os.kill(pid, signal.SIGKILL)
+        made.kill()
     elif victim == "dspark run":
         child.kill()
     else:
@@ -99,7 +73,7 @@ def test_a_run_goes_on_where_kill_9_ended_it(made: FakeSandbox, victim: str) -> 
     finish(made)
     called = made.calls()
     assert "prompts@fake" not in called
-    wait_for(lambda: processes(made) == {})
+    made.wait_for(lambda: made.processes() == {})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -110,7 +84,7 @@ def test_a_stop_reaches_everything_and_leaves_resumable_state(made: FakeSandbox,
     assert child.returncode == 130
     assert "stopping at the next safe point" in err
     assert "responses@fake: interrupted" in err
-    assert processes(made) == {}
+    assert made.processes() == {}
     standing = made.dspark("status", "--json").json
     assert standing["run"]["state"] == "interrupted"
     assert standing["run"]["exit_code"] == 130
@@ -137,8 +111,7 @@ def test_a_second_run_is_refused_and_status_shows_the_first(made: FakeSandbox) -
 
 def test_a_killed_run_is_called_killed(made: FakeSandbox) -> None:
     child = start_slow_run(made)
-    for pid in processes(made):
-        os.kill(pid, signal.SIGKILL)
+    made.kill()
     child.wait()
     standing = made.dspark("status")
     assert "killed" in standing.out and "dspark run --build fake" in standing.out

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +14,8 @@ from dspark.io.digest import digest_tree
 if TYPE_CHECKING:
     from conftest import Finished, Sandbox
 
-pytestmark = pytest.mark.slow
+# One worker makes the workspace, once, and runs all tests on it.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tiny")]
 PACKAGE = "builds/tiny/package"
 
 
@@ -64,20 +63,41 @@ def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
     assert "publish" not in second.err
 
 
-def test_made_again_from_nothing_the_exported_drafter_is_the_same(tiny: tuple[Sandbox, Finished]) -> None:
-    """Same inputs, seed and machine: the same files, so the same model digest."""
+# Stages in which the run is killed, and how much of each must be done (and saved) when the blow falls.
+KILLS = {"responses": 32, "features": 400, "train": 10, "package": 0}
+
+
+def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: tuple[Sandbox, Finished]) -> None:
+    """kill -9 to every process of the run; the next run goes on inside the stage, and no finished stage runs again.
+
+    Same inputs, seed and machine: the exported files, so the model digest, are those of the run that nobody killed.
+    """
     sandbox, _ = tiny
     before = {name: digest_tree(sandbox.root / "builds/tiny/export" / name) for name in ("drafter", "onnxruntime")}
     for path in (".dvc/cache", ".dvc/tmp", "builds", "corpora", ".dspark/store/responses", ".dspark/store/features"):
         shutil.rmtree(sandbox.root / path)
     (sandbox.root / "dvc.lock").unlink()
-    environment = sandbox.environment(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin", DVC_NO_ANALYTICS="1")
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "export@tiny"],
-        cwd=sandbox.root,
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
+
+    def events(number: int) -> list[dict[str, Any]]:
+        path = sandbox.root / f"events-{number}.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def done(number: int, stage: str) -> int:
+        return max((e.get("done", 0) for e in events(number) if e.get("stage") == f"{stage}@tiny"), default=-1)
+
+    for number, (stage, enough) in enumerate(KILLS.items()):
+        child = sandbox.start("run", "--target", "tiny", "--no-publish", "--events", f"events-{number}.jsonl")
+        sandbox.wait_for(lambda n=number, s=stage, e=enough: done(n, s) >= e, child, 120)  # type: ignore[misc]
+        sandbox.kill()
+        child.communicate()
+    last = len(KILLS)
+    final = sandbox.dspark("run", "--target", "tiny", "--json", "--events", f"events-{last}.jsonl", timeout=300)
+    assert final.code == 0, final.err
+    for number, (stage, enough) in enumerate(KILLS.items()):
+        ran = [e["stage"] for e in events(number) if e.get("event") == "stage_ended" and e["status"] == "ran"]
+        later = [e["stage"] for n in range(number + 1, last + 1) for e in events(n) if e.get("event") == "stage_started"]
+        assert not set(ran) & set(later)
+        starts = [e for e in events(number + 1) if e.get("stage") == f"{stage}@tiny" and e.get("event") == "start"]
+        assert stage == "package" or starts[0]["done"] >= enough
     assert {name: digest_tree(sandbox.root / "builds/tiny/export" / name) for name in before} == before
