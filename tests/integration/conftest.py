@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -91,7 +92,8 @@ class Sandbox:
     def kill(self) -> None:
         """SIGKILL to all of them."""
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # its parent's death may have ended it
+                os.kill(pid, signal.SIGKILL)
 
     def wait_for(
         self, condition: Callable[[], bool], child: subprocess.Popen[str] | None = None, seconds: float = 60
