@@ -27,7 +27,7 @@ demo-large: $(INSTALLED) ## the same with the larger settings of the README
 test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --cov=dspark --cov-branch --cov-report=
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov=dspark --cov-branch --cov-report=
 	$(MAKE) --no-print-directory coverage
 
 coverage: ## the coverage floors, from the last `make test`

@@ -14,8 +14,7 @@ from dspark.io.digest import digest_tree
 if TYPE_CHECKING:
     from conftest import Finished, Sandbox
 
-# One worker makes the workspace, once, and runs all tests on it.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tiny")]
+pytestmark = pytest.mark.slow
 PACKAGE = "builds/tiny/package"
 
 
