@@ -85,6 +85,10 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
     def done(number: int, stage: str) -> int:
         return max((e.get("done", 0) for e in events(number) if e.get("stage") == f"{stage}@tiny"), default=-1)
 
+    def stages(number: int, event: str) -> set[str]:
+        found = [e for e in events(number) if e.get("event") == event and e.get("status", "ran") == "ran"]
+        return {e["stage"] for e in found}
+
     for number, (stage, enough) in enumerate(KILLS.items()):
         child = sandbox.start("run", "--target", "tiny", "--no-publish", "--events", f"events-{number}.jsonl")
         sandbox.wait_for(lambda n=number, s=stage, e=enough: done(n, s) >= e, child, 120)  # type: ignore[misc]
@@ -94,9 +98,8 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
     final = sandbox.dspark("run", "--target", "tiny", "--json", "--events", f"events-{last}.jsonl", timeout=300)
     assert final.code == 0, final.err
     for number, (stage, enough) in enumerate(KILLS.items()):
-        ran = [e["stage"] for e in events(number) if e.get("event") == "stage_ended" and e["status"] == "ran"]
-        later = [e["stage"] for n in range(number + 1, last + 1) for e in events(n) if e.get("event") == "stage_started"]
-        assert not set(ran) & set(later)
+        ran = stages(number, "stage_ended")
+        assert not ran & set().union(*(stages(later, "stage_started") for later in range(number + 1, last + 1)))
         starts = [e for e in events(number + 1) if e.get("stage") == f"{stage}@tiny" and e.get("event") == "start"]
         assert stage == "package" or starts[0]["done"] >= enough
     assert {name: digest_tree(sandbox.root / "builds/tiny/export" / name) for name in before} == before
