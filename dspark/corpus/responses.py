@@ -148,7 +148,9 @@ def generate_responses(
     batches = plan_batches(prompts, samples, settings, sampling)
     paths = [store / key / f"{batch.digest}.jsonl" for batch in batches]
     stored = sum(len(batch.rows) for batch, path in zip(batches, paths, strict=True) if path.is_file())
-    progress.start(task, sum(len(batch.rows) for batch in batches), done=stored, unit="responses")
+    # Batches last minutes: their responses end together, their tokens come one by one.
+    rows, budget = sum(len(batch.rows) for batch in batches), settings.max_new_tokens
+    progress.start(task, rows * budget, done=stored * budget, unit="tokens")
     answers: dict[tuple[str, int], ResponseRow] = {}
     for batch, path in zip(batches, paths, strict=True):
         if not path.is_file():

@@ -34,17 +34,18 @@ class Continuation:
 @dataclass
 class _Row:
     number: int  # of its prompt in the batch
-    limit: int
+    budget: int  # tokens asked for
+    limit: int  # tokens there is room for
     said: Continuation = field(default_factory=Continuation)
 
-    def say(self, token: int, eos_token_ids: frozenset[int]) -> bool:
-        """Append a token; True if it was the last."""
+    def say(self, token: int, eos_token_ids: frozenset[int]) -> int:
+        """Append a token; returns how much of the budget that settles: one, or after the last all that is left."""
         self.said.token_ids.append(token)
         if token in eos_token_ids:
             self.said.finish_reason = "stop"
         elif len(self.said.token_ids) == self.limit:
             self.said.finish_reason = "length"
-        return self.said.finish_reason is not None
+        return 1 if self.said.finish_reason is None else 1 + self.budget - len(self.said.token_ids)
 
 
 @torch.no_grad()
@@ -55,7 +56,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling,
     seed: int,
-    on_step: Callable[[int], None] = lambda finished: None,
+    on_step: Callable[[int], None] = lambda settled: None,
 ) -> list[Continuation]:
     """Continue a batch of prompts until each reaches an end-of-sequence token or its limit.
 
@@ -63,7 +64,8 @@ def generate(
         prompts: token ids; all of them make one batch.
         max_new_tokens: limit per prompt; a prompt near the target's `max_position` gets fewer.
         seed: of all draws of this batch.
-        on_step: called after every step with the number of prompts finished in it; may raise to stop.
+        on_step: called after every step with the number of tokens it settled, drawn or no longer to come, of
+            `max_new_tokens` per prompt; may raise to stop.
     Raises:
         DataError: a prompt that is empty or leaves no room for a token.
     """
@@ -71,7 +73,8 @@ def generate(
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt) < room:
             raise DataError(f"prompt {number} of the batch has {len(prompt)} tokens; the target takes 1 to {room - 1}")
-    everyone = [_Row(number, min(max_new_tokens, room - len(prompt))) for number, prompt in enumerate(prompts)]
+    limits = [min(max_new_tokens, room - len(prompt)) for prompt in prompts]
+    everyone = [_Row(number, max_new_tokens, limit) for number, limit in enumerate(limits)]
     rows = everyone
     generator = torch.Generator().manual_seed(seed)
     cache, visible, last_hidden = _prefill(target, prompts, max(row.limit for row in rows))
@@ -80,12 +83,11 @@ def generate(
         uniforms = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
         uniforms = uniforms[[row.number for row in rows]].to(target.device)
         tokens = draw(target.logits(last_hidden), sampling, uniforms)
-        running = [row.said.finish_reason is None for row in rows]
-        last = [
-            alive and row.say(token, target.eos_token_ids)
-            for row, token, alive in zip(rows, tokens.tolist(), running, strict=True)
-        ]
-        on_step(sum(last))
+        settled = 0
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            if row.said.finish_reason is None:
+                settled += row.say(token, target.eos_token_ids)
+        on_step(settled)
         kept = [index for index, row in enumerate(rows) if row.said.finish_reason is None]
         if not kept:
             return [row.said for row in everyone]

@@ -63,7 +63,7 @@ def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
 
 
 # Stages in which the run is killed, and how much of each must be done (and saved) when the blow falls.
-KILLS = {"responses": 32, "features": 400, "train": 10, "package": 0}
+KILLS = {"responses": 32 * 24, "features": 400, "train": 10, "package": 0}
 
 
 def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: tuple[Sandbox, Finished]) -> None:

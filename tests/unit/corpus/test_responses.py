@@ -56,7 +56,7 @@ def target(tmp_path_factory):
 
 
 class StopAfter(Progress):
-    """Asks for a stop at the n-th safe point, and counts the responses done."""
+    """Asks for a stop at the n-th safe point, and counts the tokens done."""
 
     def __init__(self, steps=None):
         self.steps, self.done, self.started = steps, 0, []
@@ -83,8 +83,9 @@ def test_a_killed_run_goes_on_to_identical_tokens(target, tmp_path, steps):
     assert generate_responses(target, asked, SETTINGS, tmp_path / "store", again) == whole
     # Nothing that was complete is done twice, nothing else was kept.
     stored = sum(len(data.splitlines()) for data in kept.values())
-    assert again.started == [(12, stored, "responses")]
-    assert again.done == 12 - stored
+    budget = SETTINGS.max_new_tokens
+    assert again.started == [(12 * budget, stored * budget, "tokens")]
+    assert again.done == (12 - stored) * budget
     assert {path: path.read_bytes() for path in kept} == kept
 
 
@@ -122,7 +123,8 @@ def test_a_domain_more_leaves_the_other_answers_as_they_are(target, tmp_path):
     watched = StopAfter()
     both = generate_responses(target, chat + math, SETTINGS, tmp_path, watched)
     assert both[5:] == alone
-    assert watched.started == [(12, 7, "responses")]
+    budget = SETTINGS.max_new_tokens
+    assert watched.started == [(12 * budget, 7 * budget, "tokens")]
     # Nor do they hang on what is answered before them.
     assert generate_responses(target, chat + math, SETTINGS, tmp_path / "fresh") == both
 

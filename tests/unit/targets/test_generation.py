@@ -98,12 +98,18 @@ def test_nobody_outgrows_the_targets_positions(target):
             run(target, [prompt])
 
 
-def test_every_step_reports_who_finished_and_may_stop_the_work(target):
+def test_every_step_reports_the_tokens_it_settled_and_may_stop_the_work(target):
+    """A step settles one token of each running prompt, and of one that ends all that it will not say any more."""
     counts = []
-    run(target, on_step=counts.append)
-    assert sum(counts) == len(PROMPTS)
+    said = run(target, on_step=counts.append, count=9)
+    assert sum(counts) == 9 * len(PROMPTS)
+    lengths = [len(row.token_ids) for row in said]
+    for step, settled in enumerate(counts, 1):
+        running, ending = sum(length >= step for length in lengths), lengths.count(step)
+        assert settled == running + ending * (9 - step)
+    assert len(counts) == max(lengths)
 
-    def stop(finished):
+    def stop(settled):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
