@@ -31,6 +31,6 @@ def status(context: click.Context, json_output: bool) -> None:
         rows.append((f"  {outcome.name}", "running" if running else outcome.status, took, detail))
     print_table(rows)
     if standing.state in ("killed", "interrupted"):
-        click.echo(f"go on from where it stopped: dspark run --build {record.build}")
+        click.echo(f"go on from where it stopped: {record.command}")
     elif standing.state == "failed" and record.message:
         click.echo(f"failed: {record.message}")

@@ -133,6 +133,10 @@ class BuildReader:
         domains = self._named_list(parts, "domains", "domain", DomainSpec, mistakes)
         evaluation_domains = self._named_list(parts, "evaluation_domains", "domain", DomainSpec, mistakes)
         profiles = self._named_list(parts, "serving_profiles", "serving profile", ServingProfile, mistakes)
+        for domain in domains:
+            if domain.evaluation_only:
+                what = f"domains: {domain.name!r} is only ever evaluated, never trained on"
+                mistakes.append(Mistake(parts.where(["domains"]), what, "name it in evaluation_domains"))
         for key, found in (("domains", domains), ("serving_profiles", profiles)):
             if not found and not any(mistake.what.startswith(key) for mistake in mistakes):
                 mistakes.append(Mistake(parts.where([key]), f"{key}: at least one is needed", "see params.yaml"))

@@ -120,6 +120,7 @@ class DomainSpec(Settings):
     name: Name
     description: str = ""
     source: DomainSource
+    evaluation_only: bool = False  # a benchmark: training on it would make its figures worthless
 
 
 # ---------------------------------------------------------------- corpus

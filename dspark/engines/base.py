@@ -64,6 +64,11 @@ class Engine(Protocol):
 
 
 _OVERRIDE = '"$DSPARK_TARGET"'
+_UNNAMED = "this target has no public name: set DSPARK_TARGET to its folder"
+_CONVERTED = (
+    "the target was converted from quantised weights, and the public model has others: set DSPARK_TARGET to the "
+    "folder of the converted ones, or to the public name if a drafter that was not measured on it will do"
+)
 
 
 def require_support(engine: Engine, config: DrafterConfig) -> None:
@@ -94,7 +99,8 @@ def launch_script(
     """A bash script that serves the target with its drafter from the folder that the script lies in.
 
     No word of it comes from outside unquoted, and no path in it is absolute. DSPARK_TARGET overrides the target (a
-    folder or another id); further arguments are handed on to the engine.
+    folder or another id), and must be given where the public name stands for other weights than those of the package;
+    further arguments are handed on to the engine.
 
     Args:
         about: comment lines.
@@ -113,8 +119,8 @@ def launch_script(
             "set public_id in the target's YAML to the name of its repository",
         )
     lines = ["#!/usr/bin/env bash", *(f"# {_comment(line)}" for line in about), "set -euo pipefail"]
-    if public is None:
-        lines.append(': "${DSPARK_TARGET:?this target has no public name: set DSPARK_TARGET to its folder}"')
+    if public is None or inputs.target.quantisation is not None:
+        lines.append(f': "${{DSPARK_TARGET:?{_UNNAMED if public is None else _CONVERTED}}}"')
         known = []
     else:
         known = [*target_flag, public, *_revision(inputs)]

@@ -98,6 +98,11 @@ def read_manifest(folder: Path) -> Manifest:
         IntegrityError: missing, linked, not canonical, or not a manifest.
     """
     path = folder / MANIFEST
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise IntegrityError(f"{folder} {what}", "give the folder of a package: builds/NAME/package, or a copy of it")
+    if not os.path.lexists(path):
+        raise IntegrityError(f"{folder} has no {MANIFEST}: it is not a package, or not whole", _HINT)
     with _explained(path), _opened(folder, MANIFEST) as handle:
         data = handle.read(_MAX_MANIFEST + 1)
         if len(data) > _MAX_MANIFEST:

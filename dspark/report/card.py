@@ -11,7 +11,7 @@ from typing import Any
 
 from dspark.calibration.results import read_report
 from dspark.errors import IntegrityError
-from dspark.evaluation.entry import CertificateEntry
+from dspark.evaluation.entry import Agreement, CertificateEntry
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.export.report import ParityReport
 from dspark.io.jsonfile import read_model
@@ -20,7 +20,7 @@ from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE
 from dspark.package.lineage import Lineage
 from dspark.package.manifest import Description
 from dspark.report import figures
-from dspark.report.markdown import code, text
+from dspark.report.markdown import code, measured, text
 
 _METRICS = "evidence/evaluate/metrics.json"
 _LOSSLESS = "evidence/evaluate/lossless.json"
@@ -97,6 +97,8 @@ def _verdict(entry: CertificateEntry) -> str:
             f"Workload: {text(', '.join(load.domains))}; temperature {sampling.temperature:g}, top_k {sampling.top_k}, "
             f"top_p {sampling.top_p:g}, thinking mode {load.thinking_mode}, verification rule {load.verification_rule}."
         )
+    if entry.offline_vs_engine is not None:
+        lines.append(_agreement(entry.offline_vs_engine))
     lines += _advice(entry)
     if not entry.recommended:
         lines.append("No recommendation: nothing was shown to pay. Leave speculation off until it was measured.")
@@ -110,14 +112,31 @@ def _verdict(entry: CertificateEntry) -> str:
 
 def _advice(entry: CertificateEntry) -> list[str]:
     """One list, a line per range of concurrent requests."""
+    measured = {item.concurrency for item in entry.against_none}
     lines = []
     for item in entry.recommended:
         one = item.from_concurrency == item.to_concurrency
         span = str(item.from_concurrency) if one else f"{item.from_concurrency} to {item.to_concurrency}"
         advice = "**switch speculation off**" if item.policy == NONE else f"use policy {code(item.policy)}"
         noun = "request at a time" if span == "1" else "concurrent requests"
-        lines.append(f"- {span} {noun}: {advice} ({text(item.reason)})")
-    return ["\n".join(lines)] if lines else []
+        between = [n for n in range(item.from_concurrency, item.to_concurrency + 1) if n not in measured]
+        assumed = f"; {', '.join(map(str, between))} not measured" if between else ""
+        lines.append(f"- {span} {noun}: {advice} ({text(item.reason)}{assumed})")
+    if not lines:
+        return []
+    return [
+        "\n".join(lines),
+        "A policy is chosen on one half of the rounds and judged on the other, whose ratio this is.",
+    ]
+
+
+def _agreement(agreement: Agreement) -> str:
+    """What the project is there for: do the offline figures hold in the engine?"""
+    return (
+        f"Evaluation and engine on the same prompts: tau {measured(agreement.offline_tau)} offline, "
+        f"{measured(agreement.engine_tau)} in the engine, {measured(agreement.relative_difference)} "
+        f"apart; up to {agreement.tolerance:g} counts as agreement: **{agreement.result}**."
+    )
 
 
 def _facts(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -142,10 +161,17 @@ def _launch(engine: EngineFiles, description: Description, certificate: Certific
         entry.status == "measured" and entry.fingerprint.get("engine") == engine.engine for entry in certificate.entries
     )
     note = "" if tried else " Written by the engine's released formats; the certificate has no measurement in it."
+    target = description.inputs.target
+    if target.quantisation is None:
+        which = f"Serves {text(target.public_id)} with this drafter. {code('DSPARK_TARGET')} names another copy of it"
+    else:
+        which = (
+            f"{code('DSPARK_TARGET')} must name the folder of the target's weights as they were converted from "
+            f"{text(target.quantisation)}: {text(target.public_id)} has other weights, on which nothing was measured"
+        )
     return (
         f"{title}\n\n```\nbash engines/{engine.engine}/launch.sh\n```\n\n"
-        f"Serves {text(description.inputs.target.public_id)} with this drafter. {code('DSPARK_TARGET')} names another "
-        f"copy of the target; further arguments go to the engine.{note}"
+        f"{which}; further arguments go to the engine.{note}"
     )
 
 

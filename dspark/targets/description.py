@@ -40,7 +40,14 @@ def describe(spec: TargetSpec, folder: Path, origin: Origin, listing: Listing) -
     from transformers import AutoConfig
 
     check_folder(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    except Exception as reason:  # whatever transformers and its validators raise, it is about this file
+        told = str(reason).strip().splitlines()
+        raise PreflightError(
+            f"target {spec.name!r}: transformers refuses its config.json: {told[-1].strip() if told else repr(reason)}",
+            "mend config.json in the model's folder",
+        ) from None
     tokenizer = load_tokenizer(folder)
     try:
         ChatTemplate(tokenizer, spec.thinking_mode).encode_chat([{"role": "user", "content": "Hello"}])

@@ -66,12 +66,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """Refuse a folder that cannot be a target, with the reason; loads no torch and reads no weights.
+    """Refuse a folder that cannot be a target, with the reason; loads no torch and reads headers of weights only.
 
     Returns:
         its config.
     Raises:
-        PreflightError: not a folder, files missing, only pickled weights, or an unsupported architecture.
+        PreflightError: not a folder, files missing or cut off, only pickled weights, or an unsupported architecture.
     """
     if not folder.is_dir():
         raise PreflightError(f"{folder} is not a folder", "give a model folder in the transformers layout")
@@ -87,8 +87,26 @@ def check_folder(folder: Path) -> dict[str, Any]:
             "supply the model in safetensors",
         )
     if absent:
-        raise PreflightError(f"{folder}: missing {', '.join(absent)}")
+        raise PreflightError(f"{folder}: missing {', '.join(absent)}", "complete the folder")
+    for name in weight_files(folder):
+        _check_weights(folder / name)
     return config
+
+
+def _check_weights(path: Path) -> None:
+    """Refuse a safetensors file that is not as long as its header says: a copy or download that was cut off."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if not 0 < length <= size - 8:
+                raise ValueError("it has no header")
+            header = json.loads(handle.read(length))
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        if 8 + length + end != size:
+            raise ValueError(f"its header speaks of {8 + length + end} bytes, it has {size}")
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as reason:
+        raise PreflightError(f"{path}: not a whole safetensors file: {reason}", "copy or download it again") from None
 
 
 def _indexed(folder: Path) -> list[str]:

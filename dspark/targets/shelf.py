@@ -90,6 +90,25 @@ def find(root: Path, key: str, original: Path | None = None) -> tuple[Origin, Li
     return origin, listing
 
 
+def reread(root: Path, key: str) -> None:
+    """Let `find` recognise files whose modification times alone are others, as after a workspace was copied.
+
+    They are read in full; where a digest differs nothing is changed, and `find` goes on not finding them.
+    """
+    origin = _read(root / STORE / ORIGINS / f"{key}.json", Origin)
+    place = root / STORE / origin.digest if origin is not None else root
+    listing = _read(place / LISTING, Listing) if origin is not None else None
+    if listing is None:
+        return
+    files: dict[str, StoredFile] = {}
+    for name, file in listing.files.items():
+        path = place / name
+        if not path.is_file() or path.stat().st_size != file.bytes or digest_file(path) != file.sha256:
+            return
+        files[name] = file.model_copy(update={"mtime_ns": path.stat().st_mtime_ns})
+    write_model(place / LISTING, listing.model_copy(update={"files": files}))
+
+
 def put(
     root: Path,
     key: str,

@@ -173,7 +173,7 @@ def _last_run(workspace: Workspace) -> Check:
         "last run",
         "warning",
         f"{folder.name} was killed (process {record.pid})",
-        f"go on from where it stopped: dspark run --build {record.build}",
+        f"go on from where it stopped: {record.command}",
     )
 
 

@@ -201,7 +201,7 @@ def _reasons(changes: Iterable[Any]) -> list[str]:
 
 def _reason(path: str, what: str) -> str:
     if path.startswith(".dspark/inputs/"):
-        return "its settings or code changed"
+        return "it was not made yet" if what == "new" else "its settings or code changed"
     if path.startswith(".dspark/fingerprints/"):
         return "the machine or a library version changed"
     if path.startswith("targets/"):

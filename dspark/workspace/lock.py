@@ -81,6 +81,14 @@ def damaged_rwlock(workspace: Workspace) -> Path | None:
     return path if path.is_file() and not _is_json(path) else None
 
 
+def _holds_locks(table: Path) -> bool:
+    """False for what DVC leaves when it ends well: an empty table, or empty lists of readers and writers."""
+    try:
+        return any(json.loads(table.read_text(encoding="utf-8")).values())
+    except (ValueError, AttributeError):
+        return True
+
+
 def repair_dvc(workspace: Workspace) -> list[str]:
     """Mend what a killed DVC left: its table of file locks, an unreadable `dvc.lock`.
 
@@ -91,7 +99,7 @@ def repair_dvc(workspace: Workspace) -> list[str]:
     """
     done = []
     table = _rwlock(workspace)
-    if table.is_file() and table.read_bytes().strip() != b"{}" and not dvc_processes(workspace):
+    if table.is_file() and _holds_locks(table) and not dvc_processes(workspace):
         # DVC forgives locks of processes that are gone, but takes zombies and reused process ids for living ones.
         readable = _is_json(table)
         table.unlink()

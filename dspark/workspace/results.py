@@ -6,6 +6,7 @@ results), `<stage>@<key>.log`, `dvc.log`, `events.jsonl`.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,13 @@ class RunRecord(_Json):
     exit_code: int | None = None
     message: str = ""
     stages: list[str] = []  # planned, `stage@key`
+    flags: list[str] = []  # of `--set`
+
+    @property
+    def command(self) -> str:
+        """What goes on with this run."""
+        overrides = (word for flag in self.flags for word in ("--set", flag))
+        return shlex.join(["dspark", "run", "--build", self.build, *overrides])
 
 
 def result_path(run: Path, stage: str, key: str) -> Path:

@@ -109,6 +109,7 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
             pid=os.getpid(),
             started=time.time(),
             stages=[instance.name for instance in instances(pipeline.chosen)],
+            flags=list(request.flags),
         )
         write_record(folder, record)
         try:

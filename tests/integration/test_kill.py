@@ -114,7 +114,7 @@ def test_a_killed_run_is_called_killed(made: FakeSandbox) -> None:
     made.kill()
     child.wait()
     standing = made.dspark("status")
-    assert "killed" in standing.out and "dspark run --build fake" in standing.out
+    assert "killed" in standing.out and f"dspark run --build fake {' '.join(CHANGE)}" in standing.out
     checks = {check["name"]: check for check in made.dspark("doctor", "--json").json["checks"]}
     assert checks["last run"]["status"] == "warning"
     assert "can be resumed" in checks["unfinished work"]["found"]

@@ -122,6 +122,16 @@ def test_all_mistakes_are_raised_at_once_with_file_and_line(root: Path) -> None:
     assert "did you mean 'training'?" in found["DSPARK_TRAIN__STEPS"].hint
 
 
+def test_a_benchmark_is_never_trained_on(root: Path) -> None:
+    text = "evaluation_only: true\nsource: {kind: jsonl, path: rows.jsonl}\n"
+    write(root, "pipeline/domains/bench.yaml", text)
+    build_file(root, "target: small\ndomains: [math]\nevaluation_domains: [bench]\n")
+    assert resolve(root, build="mine").chosen.build.corpus.evaluation_domains == ("bench",)
+    build_file(root, "target: small\ndomains:\n  - math\n  - bench\n")
+    with pytest.raises(Mistakes, match=r"mine\.yaml.*'bench' is only ever evaluated"):
+        resolve(root, build="mine")
+
+
 def test_a_mistake_in_a_flag_or_variable_names_it(root: Path) -> None:
     with pytest.raises(Mistakes) as caught:
         resolve(root, target="small", flags=("training.stepz=3",), environment={"DSPARK_EXPORT__ONNX_OPSET": "99"})

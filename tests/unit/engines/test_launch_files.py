@@ -298,6 +298,19 @@ def test_a_target_without_public_name_must_be_given(tmp_path: Path, engine: str)
     assert "set DSPARK_TARGET" in ran.stderr
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_converted_target_is_never_taken_for_the_public_one(tmp_path: Path, engine: str):
+    """Its weights are not those of the public name: served on them, the drafter would be another one's."""
+    files = engine_files(engine, inputs(target=target(quantisation="Q4_1")))
+    (tmp_path / "launch.sh").write_bytes(files[f"engines/{engine}/launch.sh"])
+    ran = subprocess.run(["bash", "launch.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert "converted from quantised weights" in ran.stderr and "set DSPARK_TARGET" in ran.stderr
+    program = "python3" if engine == "sglang" else "vllm"
+    call = launched(tmp_path, files, engine, program, DSPARK_TARGET="org/tiny")
+    assert "org/tiny" in call["arguments"]
+
+
 @pytest.mark.parametrize("path", ["/home/me/model", "~/model", "../model", "-v", "C:\\model", "two\nlines"])
 def test_a_path_of_this_machine_never_stands_in_for_a_public_name(path: str):
     with pytest.raises(DataError, match="public_id"):

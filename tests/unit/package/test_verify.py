@@ -67,6 +67,18 @@ def test_one_flipped_bit_in_any_file_is_refused(pristine, tmp_path):
     verify(folder)
 
 
+@pytest.mark.parametrize("kind", ["nowhere", "file", "empty"])
+def test_a_path_that_is_no_package_is_named_as_such(tmp_path, kind):
+    path = tmp_path / "p"
+    if kind == "file":
+        path.write_text("x")
+    elif kind == "empty":
+        path.mkdir()
+    said = {"nowhere": "does not exist", "file": "is not a folder", "empty": "it is not a package"}[kind]
+    with pytest.raises(IntegrityError, match=said):
+        verify(path)
+
+
 def test_a_missing_or_cut_or_longer_file_is_refused(pristine, tmp_path):
     folder = Path(shutil.copytree(pristine, tmp_path / "p"))
     for name in files_of(folder):

@@ -14,7 +14,7 @@ from dspark.io.progress import Progress
 from dspark.targets import synthetic
 from dspark.targets.description import find_mask_token
 from dspark.targets.loading import load_target
-from dspark.targets.materialise import materialise, missing_files, require_files
+from dspark.targets.materialise import is_materialised, materialise, missing_files, require_files
 from dspark.targets.synthetic import byte_tokenizer
 
 
@@ -109,6 +109,24 @@ def test_a_damaged_store_is_made_again(random_spec, tmp_path, damage):
     load_target(record, tmp_path)
 
 
+def test_a_copied_workspace_keeps_its_target_by_content(random_spec, tmp_path, monkeypatch):
+    """A copy has other modification times: the files are read again, once, and nothing is fetched or made."""
+    record = materialise(random_spec("a"), root=tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second", copy_function=shutil.copyfile)
+    monkeypatch.setattr(synthetic, "make_target", lambda *arguments: pytest.fail("the target was made again"))
+    assert not is_materialised(random_spec("a"), root=tmp_path / "second")
+    assert materialise(random_spec("a"), root=tmp_path / "second") == record
+    assert is_materialised(random_spec("a"), root=tmp_path / "second")
+    # A file of the same length but of other content is not recognised.
+    weights = record.folder(tmp_path / "second") / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    monkeypatch.undo()
+    assert materialise(random_spec("a"), root=tmp_path / "second") == record
+    assert weights.read_bytes() != bytes(data)
+
+
 # ---------------------------------------------------------------- a local folder
 
 
@@ -186,6 +204,22 @@ def test_a_folder_that_is_gone_or_incomplete_is_named(make_folder, tmp_path):
     assert missing_files(bare, tmp_path) == ["tokenizer.json"]
     with pytest.raises(PreflightError, match=r"missing tokenizer\.json"):
         materialise(bare, root=tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"1234", None])
+def test_weights_that_were_cut_off_are_refused_before_anything_is_made(make_folder, tmp_path, damage):
+    model = make_folder()
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000] if damage is None else damage)
+    with pytest.raises(PreflightError, match=r"model\.safetensors: not a whole safetensors file"):
+        require_files(folder_spec(model), tmp_path / "workspace")
+    assert not (tmp_path / "workspace").exists()
+
+
+def test_a_config_that_contradicts_itself_is_named(make_folder, tmp_path):
+    model = make_folder(layer_types=["full_attention"] * 9)
+    with pytest.raises(PreflightError, match=r"transformers refuses its config\.json"):
+        materialise(folder_spec(model), root=tmp_path)
 
 
 def test_weights_that_contradict_the_config_are_refused(make_folder, tmp_path):

@@ -99,11 +99,13 @@ def test_it_is_left_alone_while_a_dvc_process_may_be_rewriting_it(
     assert table.exists()
 
 
-def test_an_empty_table_is_left_alone(workspace: Workspace) -> None:
+@pytest.mark.parametrize("content", ["{}", '{"write": {}}', '{"read": {}, "write": {}}'])
+def test_a_table_without_entries_is_left_alone(workspace: Workspace, content: str) -> None:
+    """That is what a DVC leaves that ended well."""
     table = workspace.root / ".dvc/tmp/rwlock"
-    table.write_text("{}")
+    table.write_text(content)
     assert repair_dvc(workspace) == []
-    assert table.read_text() == "{}"
+    assert table.read_text() == content
 
 
 def test_dvc_commands_of_this_workspace_are_found(
