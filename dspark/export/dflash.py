@@ -1,0 +1,209 @@
+"""What a drafter's GGUF file holds for llama.cpp's `dflash` architecture, and what may be wrong with one.
+
+llama.cpp notices little: shifted taps, a wrong RoPE base or a wrong mask token load without a word, and a missing key
+ends the process (engine-formats.md, section 3). So everything is checked here, before an engine sees the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dspark.drafters.config import DrafterConfig
+from dspark.io.gguffile import ARCHITECTURE, MASK, TOKENIZER, TOKENS, GGUFFile, Key
+
+DFLASH = "dflash"
+_ENDS = {
+    "fc.weight": "fc.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    "norm.weight": "output_norm.weight",
+    "markov_head.markov_w1.weight": "markov_w1.weight",
+    "markov_head.markov_w2.weight": "markov_w2.weight",
+    "confidence_head.proj.weight": "conf_proj.weight",
+    "confidence_head.proj.bias": "conf_proj.bias",
+}
+_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
+
+
+def unsupported(config: DrafterConfig) -> str | None:
+    """Why llama.cpp cannot run such a drafter, or None."""
+    if config.markov_type != "vanilla":
+        return f"llama.cpp reads only vanilla Markov heads, this one is {config.markov_type!r}"
+    if config.attention_bias:
+        return "llama.cpp's drafters have no biases in attention, this one has"
+    if config.rope["rope_type"] != "default":
+        return f"its RoPE is of type {config.rope['rope_type']!r}, only unscaled RoPE is written"
+    return None
+
+
+def tensor_names(layers: int) -> dict[str, str]:
+    """llama.cpp's name of each of the drafter's tensors, in the order that they are written in."""
+    return _ENDS | {
+        f"layers.{number}.{name}": f"blk.{number}.{stored}"
+        for number in range(layers)
+        for name, stored in _LAYER.items()
+    }
+
+
+def drafter_keys(config: DrafterConfig) -> dict[str, Key]:
+    """The keys of the architecture, without the tokenizer's."""
+
+    def count(value: int) -> Key:
+        return Key(value, "UINT32")
+
+    return {
+        ARCHITECTURE: Key(DFLASH, "STRING"),
+        "general.type": Key("model", "STRING"),
+        "dflash.block_count": count(config.layers),
+        "dflash.context_length": count(config.max_position),
+        "dflash.embedding_length": count(config.hidden_size),
+        "dflash.feed_forward_length": count(config.intermediate_size),
+        "dflash.attention.head_count": count(config.num_attention_heads),
+        "dflash.attention.head_count_kv": count(config.num_key_value_heads),
+        "dflash.attention.key_length": count(config.head_dim),
+        "dflash.attention.value_length": count(config.head_dim),
+        "dflash.attention.layer_norm_rms_epsilon": Key(config.rms_norm_eps, "FLOAT32"),
+        "dflash.rope.freq_base": Key(float(config.rope["rope_theta"]), "FLOAT32"),
+        "dflash.block_size": count(config.gamma),
+        # The layer whose input is taken: the output of the layer before it, which is the tap (package.md, rule 3).
+        "dflash.target_layers": Key([tap + 1 for tap in config.taps], "INT32"),
+        # Readers disagree on these defaults, so they are always written.
+        "dflash.sample_from_anchor": Key(True, "BOOL"),
+        "dflash.has_confidence_head": Key(True, "BOOL"),
+        "dflash.attention.causal": Key(False, "BOOL"),
+    }
+
+
+def file_problems(file: GGUFFile, config: DrafterConfig, target: GGUFFile) -> list[str]:
+    """Everything about a drafter's file that llama.cpp would stumble over or, worse, not notice.
+
+    Args:
+        file: the drafter's.
+        config: the drafter that it should hold.
+        target: the file of the target that it should run with.
+    """
+    return [
+        *_key_problems(file, config),
+        *_target_problems(file, target),
+        *_tokenizer_problems(file, target),
+        *_tensor_problems(file, config),
+    ]
+
+
+def _key_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
+    problems = []
+    for name, expected in {**drafter_keys(config), MASK: Key(config.mask_token_id, "UINT32")}.items():
+        found = file.keys.get(name)
+        if found is None:
+            problems.append(f"{name} is missing")
+        elif found.kind != expected.kind:
+            problems.append(f"{name} is of type {found.kind}, not {expected.kind}")
+        elif not _same(found, expected):
+            problems.append(f"{name} is {found.value}, not {expected.value}")
+    return problems
+
+
+def _same(found: Key, expected: Key) -> bool:
+    if expected.kind == "FLOAT32":
+        return bool(np.float32(found.value) == np.float32(expected.value))
+    return bool(found.value == expected.value)
+
+
+def _target_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
+    family = target.value(ARCHITECTURE)
+    layers, width = target.value(f"{family}.block_count"), target.value(f"{family}.embedding_length")
+    problems = []
+    inputs = file.value("dflash.target_layers")
+    # A layer's input is asked for, so that the largest one is the last layer's; it holds the last tap but one layer.
+    if isinstance(inputs, list) and isinstance(layers, int):
+        outside = [layer for layer in inputs if not 1 <= layer <= layers - 1]
+        if outside:
+            problems.append(f"dflash.target_layers: {outside} are not inputs of layers 1 to {layers - 1} of the target")
+    if file.value("dflash.embedding_length") != width:
+        problems.append(f"dflash.embedding_length is {file.value('dflash.embedding_length')}, the target's is {width}")
+    return problems
+
+
+def _tokenizer_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
+    def of(one: GGUFFile) -> Mapping[str, Key]:
+        # The target may name a mask token of its own or none: the drafter's is the one that counts here.
+        return {name: key for name, key in one.keys.items() if name.startswith(TOKENIZER) and name != MASK}
+
+    mine, theirs = of(file), of(target)
+    problems = [
+        f"{name} differs from the target's"
+        for name in sorted(mine.keys() | theirs)
+        if mine.get(name) != theirs.get(name)
+    ]
+    tokens, mask = file.value(TOKENS) or [], file.value(MASK)
+    if isinstance(mask, int) and not 0 <= mask < len(tokens):
+        problems.append(f"{MASK} {mask} is outside the vocabulary of {len(tokens)}")
+    rows = file.shapes.get("markov_w1.weight")
+    if rows is not None and rows[0] != len(tokens):
+        problems.append(f"markov_w1.weight has {rows[0]} rows, the vocabulary {len(tokens)} tokens")
+    return problems
+
+
+def _tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
+    expected = tensor_shapes(config)
+    problems = [f"tensor {name} is missing" for name in expected if name not in file.shapes]
+    problems += [f"tensor {name} is unexpected" for name in file.shapes if name not in expected]
+    problems += [
+        f"tensor {name} is {list(shape)}, not {list(expected[name])}"
+        for name, shape in file.shapes.items()
+        if name in expected and shape != expected[name]
+    ]
+    problems += [
+        f"tensor {name} is {kind}, it must be F32"
+        for name, kind in file.types.items()
+        if kind != "F32" and (name in CONFIDENCE or len(file.shapes[name]) < 2)
+    ]
+    present = all(name in file.shapes for name in CONFIDENCE)
+    if file.value("dflash.has_confidence_head") is not present:
+        problems.append(
+            f"dflash.has_confidence_head is {file.value('dflash.has_confidence_head')}, "
+            f"but conf_proj is {'there' if present else 'not there'}"
+        )
+    return problems
+
+
+def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Row-major shapes of the tensors of a drafter with the whole vocabulary, by llama.cpp's names."""
+    d, r, inner = config.hidden_size, config.markov_rank, config.intermediate_size
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    layer = {
+        "attn_norm.weight": (d,),
+        "ffn_norm.weight": (d,),
+        "attn_q.weight": (queries, d),
+        "attn_k.weight": (keys, d),
+        "attn_v.weight": (keys, d),
+        "attn_output.weight": (d, queries),
+        "attn_q_norm.weight": (config.head_dim,),
+        "attn_k_norm.weight": (config.head_dim,),
+        "ffn_gate.weight": (inner, d),
+        "ffn_up.weight": (inner, d),
+        "ffn_down.weight": (d, inner),
+    }
+    return {
+        "fc.weight": (d, config.context_size),
+        "enc.output_norm.weight": (d,),
+        "output_norm.weight": (d,),
+        "markov_w1.weight": (config.vocab_size, r),
+        "markov_w2.weight": (config.vocab_size, r),
+        "conf_proj.weight": (1, d + r),
+        "conf_proj.bias": (1,),
+    } | {f"blk.{number}.{name}": shape for number in range(config.layers) for name, shape in layer.items()}

@@ -1,0 +1,119 @@
+"""The drafter as a GGUF file: written, read back, and checked both times (`dflash.py` has the format)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from dspark.drafters.checkpoint import union_tensors
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import IntegrityError, SettingsError
+from dspark.export.dflash import CONFIDENCE, drafter_keys, file_problems, tensor_names, unsupported
+from dspark.io.gguffile import (
+    FILE_TYPE,
+    MASK,
+    TOKENIZER,
+    Floats,
+    GGUFFile,
+    Key,
+    Keys,
+    Precision,
+    TensorSource,
+    file_type,
+    precision_of,
+    read_gguf,
+    write_gguf,
+)
+
+
+@dataclass(frozen=True)
+class DrafterGGUF:
+    """A drafter's file that was read and checked.
+
+    Attributes:
+        file: its keys and what its tensors are.
+        state: its tensors by the drafter's own names, float32; with the whole vocabulary.
+    """
+
+    file: GGUFFile
+    state: dict[str, Floats]
+
+
+def write_drafter_gguf(path: Path, drafter: DSparkDrafter, target: GGUFFile, *, precision: Precision = "F32") -> None:
+    """Write a drafter for a target that is a GGUF file too, if nothing about it would mislead llama.cpp.
+
+    A reduced draft vocabulary is written as a whole one, as in the union checkpoint.
+
+    Args:
+        target: whose tokenizer keys the file repeats.
+        precision: of the matrices; norms and the confidence head stay F32.
+    Raises:
+        SettingsError: a drafter that llama.cpp cannot run.
+        IntegrityError: the target's file is another target's.
+        PreflightError: the gguf package is missing.
+    """
+    config = drafter.config
+    if reason := unsupported(config):
+        raise SettingsError(f"no GGUF file for this drafter: {reason}", "leave llama.cpp out of the build")
+    keys, tensors = _content(drafter, target, precision)
+    if problems := file_problems(_planned(path, keys, tensors), config, target):
+        raise IntegrityError(f"{path}: not written: {'; '.join(problems)}", "make the target's GGUF file again")
+    write_gguf(path, keys, tensors)
+
+
+def write_with_fault(path: Path, drafter: DSparkDrafter, target: GGUFFile, fault: Keys) -> None:
+    """Write a drafter's file with keys that are wrong, unchecked: for negative controls."""
+    keys, tensors = _content(drafter, target, "F32")
+    write_gguf(path, {**keys, **fault}, tensors)
+
+
+def read_drafter_gguf(path: Path, config: DrafterConfig, target: GGUFFile) -> DrafterGGUF:
+    """Read a drafter's file back, checked against the drafter and the target that it should be for.
+
+    Raises:
+        IntegrityError: not a GGUF file, or not this drafter's; names every problem.
+    """
+    file = read_gguf(path)
+    if problems := file_problems(file, config, target):
+        raise IntegrityError(f"{path}: {'; '.join(problems)}", "write it again: an engine would not notice all of this")
+    tensors = file.tensors()
+    broken = [name for name, values in tensors.items() if not np.isfinite(values).all()]
+    if broken:
+        raise IntegrityError(f"{path}: not finite: {', '.join(broken)}", "train the drafter again")
+    return DrafterGGUF(file, {name: tensors[stored] for name, stored in tensor_names(config.layers).items()})
+
+
+def _content(
+    drafter: DSparkDrafter, target: GGUFFile, precision: Precision
+) -> tuple[dict[str, Key], dict[str, TensorSource]]:
+    state = union_tensors(drafter)
+    keys = {
+        **drafter_keys(drafter.config),
+        FILE_TYPE: file_type(precision),
+        **{name: key for name, key in target.keys.items() if name.startswith(TOKENIZER)},
+        MASK: Key(drafter.config.mask_token_id, "UINT32"),
+    }
+    tensors = {
+        stored: TensorSource(
+            tuple(state[name].shape),
+            _loader(state[name]),
+            "F32" if stored in CONFIDENCE else precision_of(state[name].shape, precision),
+        )
+        for name, stored in tensor_names(drafter.config.layers).items()
+    }
+    return keys, tensors
+
+
+def _planned(path: Path, keys: Keys, tensors: Mapping[str, TensorSource]) -> GGUFFile:
+    """What a file will be, before it is written."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return GGUFFile(path, dict(keys), shapes, {name: str(tensor.precision) for name, tensor in tensors.items()})
+
+
+def _loader(tensor: Tensor) -> Callable[[], Floats]:
+    return lambda: tensor.float().numpy()
