@@ -14,7 +14,7 @@ help: ## show this list
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("dspark needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[pipeline,cpu,humaneval,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[pipeline,cpu,llamacpp,humaneval,dev]'
 	touch $@
 
 demo: $(INSTALLED) ## the main job: SmolLM2-135M from prompts to a registered package

@@ -1,0 +1,268 @@
+"""llama.cpp's server with a DSpark drafter, in a process of its own (the wheel `xllamacpp`).
+
+A bad GGUF file aborts the process that loads it, so that is never this one. Prompts are token ids: no template and no
+tokenizer stands between what is asked here and there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from dspark.engines.llamacpp_log import Counters, DraftedBlock, parse_blocks, parse_metrics
+from dspark.errors import DataError, PreflightError, ServiceError
+
+DRAFTS_SHOWN = 5  # the log level that shows every drafted token
+_CHILD = Path(__file__).with_name("llamacpp_child.py")
+_TAIL = 12  # lines of the log that an error quotes
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class LlamaCppSettings:
+    """How the server is started.
+
+    Attributes:
+        target, drafter: GGUF files; no drafter: plain decoding.
+        n_max: draft tokens per block at most; the engine lowers it to the drafter's block size.
+        p_min: drafting stops at a confidence below it; 0: whole blocks.
+        context: positions, shared by the slots.
+        slots: requests served at a time.
+        threads: of the computation.
+        memory: of keys and values, of target and drafter.
+        log_level: 5 shows every drafted token and slows the server down.
+    """
+
+    target: Path
+    drafter: Path | None = None
+    n_max: int = 1
+    p_min: float = 0.0
+    context: int = 2048
+    slots: int = 1
+    threads: int = 1
+    memory: Literal["F32", "F16", "Q8_0"] = "F16"
+    log_level: int = 3
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A reply of the server.
+
+    Attributes:
+        token_ids: what it said; the token that ended it is not among them, whoever reads it out.
+        ended: True at an end-of-sequence token, False at the limit.
+        predicted: tokens it counts, the one that ended the reply included.
+        seconds: wall time, the transport included.
+        counters: what this request added, if no other ran at the same time.
+        blocks: what was drafted for it; only at log level 5 and with one slot.
+    """
+
+    token_ids: tuple[int, ...]
+    ended: bool
+    predicted: int
+    seconds: float
+    counters: Counters
+    blocks: tuple[DraftedBlock, ...]
+
+
+class LlamaCppServer:
+    """A running server; use as `with LlamaCppServer(settings, log) as server`.
+
+    Args:
+        settings: what to serve.
+        log: file for what the engine says; written anew.
+        patience: seconds until the server must be up, and until it must have answered.
+    Raises:
+        PreflightError: xllamacpp is not installed, or a file is missing.
+        ServiceError: the engine does not start; quotes the end of its log.
+    """
+
+    def __init__(self, settings: LlamaCppSettings, log: Path, *, patience: float = 600.0) -> None:
+        engine_version()
+        for path in (settings.target, settings.drafter):
+            if path is not None and not path.is_file():
+                raise PreflightError(f"{path}: file not found", "write the GGUF files first")
+        self.settings, self.log = settings, log
+        self._patience = patience
+        described = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(settings).items()}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD)],
+                # An engine that aborts would look for its own backtrace first, which took it a minute.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        try:
+            self._send(json.dumps(described).encode("ascii") + b"\n")
+            self.address = self._await_address()
+            self._get("/health")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> LlamaCppServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the server and wait until its process is gone; killed if it does not go by itself."""
+        child = self._child
+        for ask in (self._hang_up, child.terminate, child.kill):
+            if child.poll() is not None:
+                break
+            ask()
+            try:
+                child.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+        self._hang_up()
+        if child.stdout is not None:
+            child.stdout.close()
+
+    def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
+        """Continue a prompt greedily.
+
+        Args:
+            prompt: token ids.
+            max_new_tokens: the reply's limit.
+        Raises:
+            DataError: the prompt is empty or does not fit into the context.
+            ServiceError: the engine died or refused; quotes the end of its log.
+        """
+        room = self.settings.context // self.settings.slots
+        if not prompt or len(prompt) + max_new_tokens > room:
+            raise DataError(
+                f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {room} positions",
+                "raise `context`, or leave such prompts out",
+            )
+        before, start = self.counters(), self.log.stat().st_size
+        request = {
+            "prompt": list(prompt),
+            "n_predict": max_new_tokens,
+            "temperature": 0.0,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        began = time.perf_counter()
+        answer = json.loads(self._ask("/completion", json.dumps(request).encode("ascii")))
+        seconds = time.perf_counter() - began
+        shown = self.settings.log_level >= DRAFTS_SHOWN and self.settings.slots == 1
+        return Completion(
+            token_ids=tuple(answer["tokens"]),
+            ended=answer["stop_type"] == "eos",
+            predicted=answer["tokens_predicted"],
+            seconds=seconds,
+            counters=self.counters() - before,
+            blocks=tuple(parse_blocks(self._log_of_request(start))) if shown else (),
+        )
+
+    def counters(self) -> Counters:
+        """Totals since the server started.
+
+        Raises:
+            ServiceError: the engine died, or does not count.
+        """
+        return parse_metrics(self._get("/metrics").decode("utf-8"))
+
+    def _log_of_request(self, start: int) -> list[str]:
+        """The log from byte `start` on, once the engine's own thread has written it up to the end of the request."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            with self.log.open("rb") as handle:
+                handle.seek(start)
+                text = handle.read().decode("utf-8", errors="replace")
+            if " | stop processing: " in text:
+                return text.splitlines()
+            if time.monotonic() > deadline or self._child.poll() is not None:
+                raise self._failure("its log does not show the end of the request")
+            time.sleep(0.01)
+
+    def _send(self, line: bytes) -> None:
+        assert self._child.stdin is not None  # a pipe was asked for
+        try:
+            self._child.stdin.write(line)
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise self._failure("it did not start") from None
+
+    def _hang_up(self) -> None:
+        if self._child.stdin is not None and not self._child.stdin.closed:
+            try:
+                self._child.stdin.close()
+            except BrokenPipeError:
+                return  # it is gone
+
+    def _await_address(self) -> str:
+        assert self._child.stdout is not None  # a pipe was asked for
+        ready, _, _ = select.select([self._child.stdout], [], [], self._patience)
+        line = self._child.stdout.readline().decode("utf-8").strip() if ready else ""
+        if not line:
+            raise self._failure("it did not start" if ready else f"it was not up after {self._patience:g} s")
+        return line
+
+    def _get(self, path: str) -> bytes:
+        return self._ask(path, None)
+
+    def _ask(self, path: str, body: bytes | None) -> bytes:
+        request = urllib.request.Request(self.address + path, body, {"Content-Type": "application/json"})
+        # An environment's proxy has no business between two processes of one machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=self._patience) as answer:
+                data: bytes = answer.read()
+                return data
+        except urllib.error.HTTPError as reason:
+            said = reason.read().decode("utf-8", errors="replace")
+            raise self._failure(f"it answered {path} with {reason.code}: {said[:300]}") from None
+        except (OSError, ValueError) as reason:  # refused, cut off, or no HTTP at all
+            raise self._failure(f"it did not answer {path}: {reason}") from None
+
+    def _failure(self, what: str) -> ServiceError:
+        """The error for what happened, with how the process ended and what it said last."""
+        try:
+            self._child.wait(1.0)  # one that is dying has cut the connection already
+        except subprocess.TimeoutExpired:
+            ended = ""
+        else:
+            ended = f" (its process ended with {_exit(self._child.returncode)})"
+        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        said = "".join(f"\n    {line[:200]}" for line in lines[-_TAIL:]) or " nothing"
+        return ServiceError(
+            f"llama.cpp with {self.settings.target.name}: {what}{ended}; it said last:{said}", f"whole log: {self.log}"
+        )
+
+
+def engine_version() -> str:
+    """Name and version of the engine, such as `xllamacpp 2026.10.11549`.
+
+    Raises:
+        PreflightError: it is not installed.
+    """
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise PreflightError("llama.cpp's server (xllamacpp) is not installed", "pip install 'dspark[llamacpp]'")
+    return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+
+
+def _exit(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
