@@ -68,18 +68,28 @@ class Watcher:
         self._listener = listener
         self._log = Tail(run / "dvc.log", whole=whole)
         self._events = Tail(run / "events.jsonl", whole=whole)
+        self._rows: list[dict[str, Any]] = []  # events of stages whose start or end the log has yet to show
         self._running: str | None = None
         self._since = 0.0
         self._exited: int | None = None
 
     def tick(self) -> None:
         """Look at what is new."""
-        for line in self._log.lines():
+        # The log first: the events of a stage that it shows as ended are then all there, and are told before its end.
+        lines = self._log.lines()
+        self._rows += map(json.loads, self._events.lines())
+        self._tell()
+        for line in lines:
             self._read(line)
-        for line in self._events.lines():
-            row = json.loads(line)
+            self._tell()
+        ended = {name for name, outcome in self.outcomes.items() if outcome.status != "not reached"}
+        self._rows = [row for row in self._rows if row.get("stage") not in ended]
+
+    def _tell(self) -> None:
+        for row in self._rows:
             if row.get("stage") == self._running:
                 self._listener.stage_progress(row)
+        self._rows = [row for row in self._rows if row.get("stage") != self._running]
 
     @property
     def running(self) -> str | None:

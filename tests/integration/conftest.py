@@ -74,6 +74,8 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Under nohup the tests ignore it, and what they start would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def processes(self) -> dict[int, str]:

@@ -62,8 +62,9 @@ def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
     assert "publish" not in second.err
 
 
-# Stages in which the run is killed, and how much of each must be done (and saved) when the blow falls.
-KILLS = {"responses": 32 * 24, "features": 400, "train": 10, "package": 0}
+# Stages in which the run is killed: how much is done when the blow falls, and how much of it must have been saved.
+# `features` lasts a fifth of a second here: its blow falls as it begins, and may find it done.
+KILLS = {"responses": (800, 32 * 24), "features": (0, 0), "train": (12, 10), "package": (0, 0)}
 
 
 def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: tuple[Sandbox, Finished]) -> None:
@@ -89,7 +90,7 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
         found = [e for e in events(number) if e.get("event") == event and e.get("status", "ran") == "ran"]
         return {e["stage"] for e in found}
 
-    for number, (stage, enough) in enumerate(KILLS.items()):
+    for number, (stage, (enough, _)) in enumerate(KILLS.items()):
         child = sandbox.start("run", "--target", "tiny", "--no-publish", "--events", f"events-{number}.jsonl")
         sandbox.wait_for(lambda n=number, s=stage, e=enough: done(n, s) >= e, child, 120)  # type: ignore[misc]
         sandbox.kill()
@@ -97,9 +98,10 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
     last = len(KILLS)
     final = sandbox.dspark("run", "--target", "tiny", "--json", "--events", f"events-{last}.jsonl", timeout=300)
     assert final.code == 0, final.err
-    for number, (stage, enough) in enumerate(KILLS.items()):
+    for number, (stage, (_, saved)) in enumerate(KILLS.items()):
         ran = stages(number, "stage_ended")
         assert not ran & set().union(*(stages(later, "stage_started") for later in range(number + 1, last + 1)))
         starts = [e for e in events(number + 1) if e.get("stage") == f"{stage}@tiny" and e.get("event") == "start"]
-        assert stage == "package" or starts[0]["done"] >= enough
+        assert all(start["done"] >= saved for start in starts[:1])
+        assert starts or stage in ("features", "package")
     assert {name: digest_tree(sandbox.root / "builds/tiny/export" / name) for name in before} == before

@@ -87,6 +87,24 @@ def test_a_stage_that_left_no_result_is_told_by_its_exit_code(tmp_path: Path, co
     assert outcomes["train@b"].exit_code == 5
 
 
+def test_what_short_stages_reported_between_two_looks_is_told_before_they_end(tmp_path: Path) -> None:
+    recorder = Recorder()
+    watcher = Watcher(tmp_path, STAGES, recorder)
+    result(tmp_path, "features@b", status="ran", seconds=0.1)
+    (tmp_path / "dvc.log").write_text("Running stage 'features@b':\nRunning stage 'train@b':\n")
+    rows = [{"stage": "features@b", "done": 7}, {"stage": "train@b", "done": 0}, {"stage": "package@b", "done": 5}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    watcher.tick()
+    told = [("started", "features@b"), ("progress", 7), ("ended", ("features@b", "ran"))]
+    assert recorder.told == [*told, ("started", "train@b"), ("progress", 0)]
+    # The log may lag behind the events: what it has not shown yet is kept.
+    result(tmp_path, "train@b", status="ran", seconds=0.1)
+    with (tmp_path / "dvc.log").open("a") as handle:
+        handle.write("Running stage 'package@b':\n")
+    watcher.tick()
+    assert recorder.told[-3:] == [("ended", ("train@b", "ran")), ("started", "package@b"), ("progress", 5)]
+
+
 def test_progress_of_the_running_stage_is_passed_on_and_half_lines_wait(tmp_path: Path) -> None:
     recorder = Recorder()
     watcher = Watcher(tmp_path, STAGES, recorder)
