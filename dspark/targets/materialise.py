@@ -38,7 +38,7 @@ def materialise(spec: TargetSpec, *, root: Path, progress: Progress | None = Non
     record = _read(path)
     found = _find(spec, root, record)
     if found is None:
-        shelf.reread(root, _key(spec, root, record.revision if record and _of_the_hub(spec, record) else None))
+        shelf.reread(root, _key(spec, root, _known_commit(spec, record)))
         found = _find(spec, root, record)
     if found is None:
         require_files(spec, root)
@@ -108,16 +108,18 @@ def _find(spec: TargetSpec, root: Path, record: TargetRecord | None) -> tuple[sh
         return shelf.find(root, _key(spec, root), folder) if not layout.missing(folder) else None
     if isinstance(source, HubSource):
         # A branch moves; the record holds the commit that it stood for when the target was fetched.
-        commit = record.revision if record is not None and _of_the_hub(spec, record) else None
+        commit = _known_commit(spec, record)
         asked = record.source.get("revision") if record is not None else None
         return shelf.find(root, _key(spec, root, commit)) if commit and asked == source.revision else None
     return shelf.find(root, _key(spec, root))
 
 
-def _of_the_hub(spec: TargetSpec, record: TargetRecord | None) -> bool:
-    """True if the record is of the repository that the specification names."""
+def _known_commit(spec: TargetSpec, record: TargetRecord | None) -> str | None:
+    """The commit that a repository's branch stood for when the target was fetched; None for other sources."""
     source = spec.source
-    return isinstance(source, HubSource) and record is not None and record.source.get("repo") == source.repo
+    if isinstance(source, HubSource) and record is not None and record.source.get("repo") == source.repo:
+        return record.revision
+    return None
 
 
 def _obtain(spec: TargetSpec, root: Path, progress: Progress) -> tuple[shelf.Origin, shelf.Listing]:
