@@ -86,13 +86,16 @@ def fit_temperatures(
         candidate = 1.0
         if not problem:
             candidate, pooled = _candidate(fit, k, pooled, settings.bins)
-            if candidate in (GRID[0], GRID[-1]):
-                problem = f"the fit runs to the edge of the grid, {candidate:g}"
         if problem:
             warnings.append(f"position {k + 1}: {problem}; T stays 1")
             position = position.model_copy(update={"fallback": problem})
         else:
             position = _judge(held_out, k, candidate, position, settings.bins)
+            if position.temperature in (GRID[0], GRID[-1]):
+                warnings.append(
+                    f"position {k + 1}: the fit runs to the edge of the grid, {candidate:g}; it helps on held-out "
+                    "conversations and is kept, but the best temperature may lie beyond"
+                )
         positions.append(position)
         fit.append(k, position.temperature)
         held_out.append(k, position.temperature)
@@ -264,7 +267,7 @@ def _refit(everything: _Half, positions: list[PositionFit], bins: int) -> list[P
     for k, position in enumerate(positions):
         if position.candidate is not None:
             value, pooled = _candidate(everything, k, pooled, bins)
-            if position.temperature != 1.0 and value not in (GRID[0], GRID[-1]):
+            if position.temperature != 1.0:
                 position = position.model_copy(update={"temperature": value})
         everything.append(k, position.temperature)
         refitted.append(position)
