@@ -63,7 +63,8 @@ def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
 
 
 # Stages in which the run is killed: a file that says that something was saved, on which the blow falls, and how much
-# that is at least. `features` and `package` last a fifth of a second: there it falls as they begin, and may find them done.
+# that is at least. `features` and `package` last a fifth of a second: there it falls as they begin, and may find them
+# done.
 KILLS: dict[str, tuple[str | None, int]] = {
     "responses": (".dspark/store/responses/*/*.jsonl", 1),
     "features": (None, 0),
