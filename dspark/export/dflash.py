@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dspark.drafters.config import DrafterConfig
-from dspark.io.gguffile import ARCHITECTURE, MASK, TOKENIZER, TOKENS, GGUFFile, Key
+from dspark.io.gguffile import ARCHITECTURE, HEAD_NORMS, LAYER_TENSORS, MASK, TOKENIZER, TOKENS, GGUFFile, Key
 
 DFLASH = "dflash"
 _ENDS = {
@@ -23,19 +23,7 @@ _ENDS = {
     "confidence_head.proj.weight": "conf_proj.weight",
     "confidence_head.proj.bias": "conf_proj.bias",
 }
-_LAYER = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "self_attn.q_norm.weight": "attn_q_norm.weight",
-    "self_attn.k_norm.weight": "attn_k_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
+_LAYER = LAYER_TENSORS | HEAD_NORMS
 CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
 
 

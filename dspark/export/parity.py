@@ -17,7 +17,7 @@ from dspark.drafters.backbone import Rotary
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import GateError
 from dspark.export.blocks import Drafts, Floats, ProbeBlocks, draft
-from dspark.export.report import CONFIDENCE_TOLERANCE, LOGIT_TOLERANCE, TIE, Comparison, ParityReport
+from dspark.export.report import CONFIDENCE_TOLERANCE, LOGIT_TOLERANCE, TIE, Comparison, ParityReport, judge_controls
 
 
 def compare(reference: Drafts, other: Drafts, described: str) -> Comparison:
@@ -90,13 +90,7 @@ def judge(report: ParityReport) -> None:
                 f"confidences by up to {result.max_confidence_difference:.2g}",
                 "this is a fault of the exporter; report it with parity.json",
             )
-    for name, result in report.negative_controls.items():
-        if result.verdict != "different":
-            raise GateError(
-                f"a drafter with the fault '{name}' passes the comparison on {result.blocks} blocks: "
-                "an export with it would pass too",
-                "train longer, or compare on more blocks",
-            )
+    judge_controls(report.negative_controls, "export")
 
 
 def _variant(drafter: DSparkDrafter, **changes: Any) -> DSparkDrafter:

@@ -29,6 +29,20 @@ FILE_TYPE = "general.file_type"
 TOKENIZER = "tokenizer."  # what all keys of a vocabulary begin with
 TOKENS = "tokenizer.ggml.tokens"
 MASK = "tokenizer.ggml.mask_token_id"
+# Tensors of a Llama-like layer, as transformers and as llama.cpp call them.
+LAYER_TENSORS = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+# Norms of queries and keys, which Qwen3 and the drafter have besides.
+HEAD_NORMS = {"self_attn.q_norm.weight": "attn_q_norm.weight", "self_attn.k_norm.weight": "attn_k_norm.weight"}
 # llama.cpp's numbers for what most of a file's tensors are.
 _FILE_TYPES: dict[Precision, int] = {"F32": 0, "F16": 1, "Q8_0": 7}
 

@@ -1,0 +1,302 @@
+"""The export gate of llama.cpp: does the engine draft, block by block, what the trained drafter drafts in torch?
+
+Everything runs in float32, weights, keys and values alike, so that nothing but the export can differ: all draft tokens
+have to be equal and the engine's counters exactly those of the sequential loop, cut at a request's end as llama.cpp
+cuts them. Acceptance alone hides shifted taps, a wrong RoPE base and a wrong mask token (package.md), so files with
+exactly these faults are put through the same comparison, which has to refuse them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.draws import CounterDraws
+from dspark.decoding.loop import Batch
+from dspark.decoding.policies import Fixed
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.engines.llamacpp import DRAFTS_SHOWN, Completion, LlamaCppServer, LlamaCppSettings, engine_version
+from dspark.engines.llamacpp_log import Counters, without_zeros_at_the_end
+from dspark.errors import DataError, GateError, ServiceError
+from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
+from dspark.export.report import AgreementReport, Count, EngineAgreement, Setting, judge_controls
+from dspark.io.gguffile import MASK, GGUFFile, Key, read_gguf
+from dspark.io.progress import Progress
+from dspark.targets.loading import Target
+
+FEWEST_PROMPTS = 8
+_CONTROL_TOKEN = 3  # llama.cpp's kind of a token that is no text
+
+
+@dataclass(frozen=True)
+class ExpectedRequest:
+    """What llama.cpp should do with one prompt.
+
+    Attributes:
+        token_ids: the reply up to its limit, whatever ends it.
+        blocks: drafted tokens, [gamma], by the position of their anchor.
+        offered: how many of them are verified, by the same position.
+        accepted: how many of these are accepted, by the same position.
+    """
+
+    token_ids: tuple[int, ...]
+    blocks: dict[int, tuple[int, ...]]
+    offered: dict[int, int]
+    accepted: dict[int, int]
+
+    def until(self, end: int) -> ExpectedRequest:
+        """The same for a reply that ended before position `end`: blocks with anchors before it."""
+        kept = [position for position in self.blocks if position < end]
+        return ExpectedRequest(
+            self.token_ids,
+            {position: self.blocks[position] for position in kept},
+            {position: self.offered[position] for position in kept},
+            {position: self.accepted[position] for position in kept},
+        )
+
+    @property
+    def counters(self) -> Counters:
+        """What llama.cpp should count."""
+        accepted = list(self.accepted.values())
+        places = range(max(accepted, default=0))
+        counts = tuple(sum(count > place for count in accepted) for place in places)
+        return Counters(len(self.blocks), sum(self.offered.values()), sum(accepted), without_zeros_at_the_end(counts))
+
+
+def agree_with_llamacpp(
+    target: Target,
+    drafter: DSparkDrafter,
+    target_gguf: Path,
+    prompts: Sequence[Sequence[int]],
+    work: Path,
+    *,
+    max_new_tokens: int = 48,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> AgreementReport:
+    """Compare llama.cpp's drafts with torch's, of the right file and of four that are wrong in one way each.
+
+    Args:
+        target: in float32.
+        drafter: trained for it; its weights are used in float32.
+        target_gguf: the same target, F32.
+        prompts: token ids, at least 8 of them.
+        work: folder for the drafter's files and the engine's logs.
+        max_new_tokens: of each reply.
+        threads: of the engine.
+        progress: advanced after each file.
+    Returns:
+        the report; `judge_agreement` says whether it will do.
+    Raises:
+        DataError: too few prompts, or a target that is not in float32.
+        PreflightError: xllamacpp or gguf is not installed.
+        ServiceError: the engine does not run.
+    """
+    engine = engine_version()
+    if len(prompts) < FEWEST_PROMPTS:
+        raise DataError(f"{len(prompts)} prompts are too few to judge an export, {FEWEST_PROMPTS} are needed")
+    stored = read_gguf(target_gguf)
+    if target.dtype != torch.float32 or set(stored.types.values()) != {"F32"}:
+        raise DataError(
+            f"target {target.record.name}: both sides of the comparison must be in float32 "
+            f"(torch has {target.dtype}, {target_gguf.name} has {', '.join(sorted(set(stored.types.values())))})",
+            "load the target with dtype float32 and write its GGUF file as F32",
+        )
+    exact = copy.deepcopy(drafter).float().cpu().eval()
+    right = work / "drafter.gguf"
+    write_drafter_gguf(right, exact, stored)
+    read_drafter_gguf(right, exact.config, stored)
+    files = {"": right}
+    for name, fault in faults(exact, stored).items():
+        files[name] = work / f"fault-{len(files)}.gguf"
+        write_with_fault(files[name], exact, stored, fault)
+    progress = progress or Progress()
+    progress.start("llama.cpp", 1 + len(files), unit="runs")
+    expected = [expected_request(target, exact, prompt, max_new_tokens) for prompt in prompts]
+    progress.advance()
+    results = {}
+    for name, path in files.items():
+        settings = LlamaCppSettings(
+            target_gguf,
+            path,
+            n_max=exact.config.gamma,
+            context=max(map(len, prompts)) + max_new_tokens,
+            threads=threads,
+            memory="F32",
+            log_level=DRAFTS_SHOWN,
+        )
+        results[name] = _run(settings, path.with_suffix(".log"), prompts, expected, stored, max_new_tokens)
+        progress.advance()
+    return AgreementReport(
+        engine=engine,
+        setting=Setting(prompts=len(prompts), max_new_tokens=max_new_tokens, n_max=exact.config.gamma),
+        agreement=results.pop(""),
+        negative_controls=results,
+    )
+
+
+def faults(drafter: DSparkDrafter, target: GGUFFile) -> dict[str, dict[str, Key]]:
+    """Keys that make a file wrong in one way each; llama.cpp loads all of these files without a word."""
+    config = drafter.config
+    mask = 0 if config.mask_token_id != 0 else 1
+    return {
+        "taps without + 1": {"dflash.target_layers": Key(list(config.taps), "INT32")},
+        "RoPE theta / 10": {"dflash.rope.freq_base": Key(float(config.rope["rope_theta"]) / 10, "FLOAT32")},
+        f"mask token {mask}": {MASK: Key(mask, "UINT32")},
+        "sample_from_anchor false": {"dflash.sample_from_anchor": Key(False, "BOOL")},
+    }
+
+
+def judge_agreement(report: AgreementReport) -> None:
+    """Refuse an export that drafts otherwise in the engine, or a comparison that could not tell.
+
+    Raises:
+        GateError: the engine differs, or a faulty file passes.
+    """
+    result = report.agreement
+    if result.verdict != "equal":
+        counts = ", ".join(
+            f"{name} {count.engine} instead of {count.torch}"
+            for name, count in result.counts.items()
+            if not count.equal
+        )
+        raise GateError(
+            f"llama.cpp: {result.differing_blocks} of {result.blocks} draft blocks and {result.differing_replies} of "
+            f"{report.setting.prompts} replies differ from torch ({result.first_difference or counts})",
+            "this is a fault of the export or of this engine's version; report it with the agreement report",
+        )
+    judge_controls(report.negative_controls, "llama.cpp")
+
+
+@torch.inference_mode()
+def expected_request(
+    target: Target, drafter: DSparkDrafter, prompt: Sequence[int], max_new_tokens: int
+) -> ExpectedRequest:
+    """Decode a prompt greedily with whole blocks, and cut them at the limit as llama.cpp does.
+
+    With R tokens still to say it verifies at most R - 1 drafts, since the target adds one of its own; the last token
+    is not drafted for, and that is no step. An end-of-sequence token ends nothing here: the drafts of the block that
+    holds it are counted to their end there, so that the caller cuts between blocks.
+    """
+    batch = Batch(
+        target,
+        TorchProposer(drafter),
+        [prompt],
+        [0],
+        max_new_tokens=max_new_tokens,
+        policy=Fixed(),
+        temperature=0.0,
+        draws=CounterDraws([0]),
+        eos_token_ids=frozenset(),
+    )
+    batch.prefill()
+    while batch.active:
+        batch.cycle()
+    decoded = batch.finished()[0]
+    blocks, offered, accepted = {}, {}, {}
+    said = 1  # by the prefill
+    cycles = decoded.cycles
+    for drafted, right, committed in zip(cycles.drafted, cycles.accepted, cycles.committed, strict=True):
+        count = min(cycles.gamma, max_new_tokens - said - 1)
+        if count > 0:
+            position = len(prompt) + said - 1
+            blocks[position] = tuple(int(token) for token in drafted)
+            offered[position] = count
+            accepted[position] = min(int(right), count)
+        said += int(committed)
+    return ExpectedRequest(tuple(decoded.token_ids), blocks, offered, accepted)
+
+
+def _run(
+    settings: LlamaCppSettings,
+    log: Path,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[ExpectedRequest],
+    target: GGUFFile,
+    max_new_tokens: int,
+) -> EngineAgreement:
+    with LlamaCppServer(settings, log) as server:
+        replies = [server.complete(prompt, max_new_tokens) for prompt in prompts]
+        total = server.counters()
+    if total.steps == 0:
+        raise ServiceError(f"llama.cpp drafted nothing with {settings.drafter}", f"whole log: {log}")
+    return compare_requests(prompts, expected, replies, target.value("tokenizer.ggml.token_type"))
+
+
+def compare_requests(
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[ExpectedRequest],
+    replies: Sequence[Completion],
+    kinds: Sequence[int],
+) -> EngineAgreement:
+    """Compare replies and blocks, matched by the position of their anchors.
+
+    Args:
+        kinds: of each token, as llama.cpp numbers them. It ends replies at tokens of its own choice besides the
+            target's, which have to be control tokens.
+    """
+    blocks = differing = tokens = wrong_replies = 0
+    first = None
+    counted, wanted = Counters(), Counters()
+    for number, (prompt, torch_side, reply) in enumerate(zip(prompts, expected, replies, strict=True)):
+        length = len(reply.token_ids)
+        if reply.ended:
+            torch_side = torch_side.until(len(prompt) + length)
+        if not _same_reply(torch_side.token_ids, reply, kinds):
+            wrong_replies += 1
+            first = first or f"prompt {number}: its reply"
+        drafted = {block.position: block for block in reply.blocks}
+        for position in sorted(drafted.keys() | torch_side.blocks.keys()):
+            mine, theirs = torch_side.blocks.get(position), drafted.get(position)
+            blocks += 1
+            tokens += len(mine or ())
+            if (
+                mine is None
+                or theirs is None
+                or theirs.tokens != mine
+                or theirs.offered != torch_side.offered[position]
+            ):
+                differing += 1
+                said = theirs and list(theirs.tokens[: theirs.offered])
+                first = first or f"prompt {number}, block at {position}: {said} instead of {mine and list(mine)}"
+        counted, wanted = _sum(counted, reply.counters), _sum(wanted, torch_side.counters)
+    counts = {
+        "steps": Count(engine=counted.steps, torch=wanted.steps),
+        "drafted": Count(engine=counted.drafted, torch=wanted.drafted),
+        "accepted": Count(engine=counted.accepted, torch=wanted.accepted),
+    }
+    for place in range(max(len(counted.per_position), len(wanted.per_position))):
+        counts[f"accepted at position {place + 1}"] = Count(
+            engine=sum(counted.per_position[place : place + 1]), torch=sum(wanted.per_position[place : place + 1])
+        )
+    equal = not differing and not wrong_replies and all(count.equal for count in counts.values())
+    return EngineAgreement(
+        blocks=blocks,
+        tokens=tokens,
+        differing_blocks=differing,
+        differing_replies=wrong_replies,
+        counts=counts,
+        verdict="equal" if equal else "different",
+        first_difference=first,
+    )
+
+
+def _same_reply(expected: tuple[int, ...], reply: Completion, kinds: Sequence[int]) -> bool:
+    length = len(reply.token_ids)
+    if reply.token_ids != expected[:length]:
+        return False
+    if reply.ended:
+        return length < len(expected) and kinds[expected[length]] == _CONTROL_TOKEN
+    return length == len(expected)
+
+
+def _sum(one: Counters, other: Counters) -> Counters:
+    places = range(max(len(one.per_position), len(other.per_position)))
+    both = [sum(each.per_position[place : place + 1]) for place in places for each in (one, other)]
+    summed = tuple(first + second for first, second in zip(both[::2], both[1::2], strict=True))
+    return Counters(one.steps + other.steps, one.drafted + other.drafted, one.accepted + other.accepted, summed)
