@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 # Names become file names, DVC stage names and registry names: one spelling that is safe in all of them.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(gt=0)]
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -196,7 +197,7 @@ class DrafterSettings(Settings):
     """The drafter's architecture; widths and RoPE are the target's."""
 
     kind: Literal["dspark"] = "dspark"
-    gamma: int = Field(default=7, ge=1)
+    gamma: int = Field(default=7, ge=1, le=64)
     layers: int = Field(default=5, ge=1)
     markov: MarkovSettings = MarkovSettings()
     # Tokens the drafter may propose, the most frequent ones of the train split; None: the whole vocabulary.
@@ -300,11 +301,11 @@ class ServingProfile(Settings):
     draft_backend: Literal["torch", "onnxruntime"] = "torch"
     profile_backends: tuple[Literal["torch", "onnxruntime"], ...] = ("torch", "onnxruntime")  # timed side by side
     threads: int | None = Field(default=None, gt=0)  # None: all cores this process may use
-    requests: tuple[int, ...] = (1, 2, 4, 8)  # concurrent requests to profile
-    contexts: tuple[int, ...] = (64, 256)  # context lengths to profile
+    requests: tuple[Count, ...] = Field(default=(1, 2, 4, 8), min_length=1)  # concurrent requests to profile
+    contexts: tuple[Count, ...] = Field(default=(64, 256), min_length=1)  # context lengths to profile
     warmup: int = Field(default=2, ge=1)
     repeats: int = Field(default=10, ge=5)
-    certify_concurrency: tuple[int, ...] = (1, 4)
+    certify_concurrency: tuple[Count, ...] = Field(default=(1, 4), min_length=1)
     service_level: ServiceLevel = ServiceLevel()
 
     @model_validator(mode="after")

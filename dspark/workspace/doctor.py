@@ -101,6 +101,8 @@ def _workspace(workspace: Workspace) -> Iterator[Check]:
     yield Check("workspace", "ok", str(workspace.root))
     yield _disk(workspace)
     yield _dvc_settings(workspace)
+    for problem in preflight.unreadable_pipeline(workspace):
+        yield Check("pipeline", "error", problem.what, problem.hint)
     yield _lock(workspace)
     yield _rwlock(workspace)
     yield _dvc_lock(workspace)

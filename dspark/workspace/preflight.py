@@ -54,6 +54,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
     return [
         *missing_extras(resolved),
         *conflicting_runtimes(),
+        *unreadable_pipeline(workspace),
         *missing_domains(workspace, resolved),
         *missing_target(workspace, resolved.build.target),
         *full_disk(workspace),
@@ -90,6 +91,32 @@ def conflicting_runtimes() -> list[Problem]:
             "pip uninstall onnxruntime onnxruntime-gpu, then install the one you need again",
         )
     ]
+
+
+def unreadable_pipeline(workspace: Workspace) -> list[Problem]:
+    """A dvc.yaml or dvc.lock that DVC could not read."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    path, lock = workspace.root / "dvc.yaml", workspace.root / "dvc.lock"
+    problems = []
+    try:
+        stages = YAML(typ="safe", pure=True).load(path.read_bytes())
+        if not isinstance(stages, dict) or not isinstance(stages.get("stages"), dict):
+            problems.append(Problem(f"{path} holds no stages", "restore it: git checkout dvc.yaml"))
+    except OSError as error:
+        problems.append(Problem(f"{path} cannot be read: {error.strerror}", "restore it: git checkout dvc.yaml"))
+    except (YAMLError, ValueError) as error:
+        said = str(error).strip().splitlines() or ["damaged"]
+        problems.append(
+            Problem(
+                f"{path} is not YAML: {'; '.join(map(str.strip, said))}",
+                "mend it, or restore it: git checkout dvc.yaml",
+            )
+        )
+    if lock.exists() and not lock.is_file():
+        problems.append(Problem(f"{lock} is not a file", f"move it out of the way: mv {lock} {lock}.old"))
+    return problems
 
 
 def missing_domains(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:

@@ -55,6 +55,29 @@ def test_domains_without_their_file_are_named(workspace: Workspace, resolved: Re
     assert preflight.missing_domains(Workspace(CHECKOUT), resolved) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stages: [", "is not YAML"),
+        ("stages: 3\n", "holds no stages"),
+        ("", "holds no stages"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_pipeline_that_dvc_cannot_read_is_named(workspace: Workspace, text: str | None, said: str) -> None:
+    path = workspace.root / "dvc.yaml"
+    path.write_text("stages: {}\n")
+    assert preflight.unreadable_pipeline(workspace) == []
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    (workspace.root / "dvc.lock").mkdir()
+    problem, lock = preflight.unreadable_pipeline(workspace)
+    assert said in problem.what and "git checkout dvc.yaml" in problem.hint
+    assert "dvc.lock is not a file" in lock.what
+
+
 @pytest.mark.parametrize(("free", "refused"), [(10 * 1024**2, True), (10 * 1024**3, False)])
 def test_a_full_disk_is_refused(
     workspace: Workspace, free: int, refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +103,7 @@ def test_all_problems_are_reported_together(
     with pytest.raises(PreflightError) as caught:
         preflight.check(workspace, resolved)
     text = str(caught.value)
-    assert text.startswith("4 things keep build 'tiny' from running\n")
+    assert text.startswith("5 things keep build 'tiny' from running\n")
     assert "\n  both\n    remove one\n    then the other" in text
 
 
