@@ -207,6 +207,7 @@ class DrafterSettings(Settings):
 class LossSettings(Settings):
     """Weights of the three losses and their decay over positions (DSpark, section 3.3; decay as in DeepSpec's code)."""
 
+    labels: Literal["hard", "soft"] = "hard"  # of cross entropy: the response's tokens, or the target's distributions
     cross_entropy: float = Field(default=0.1, ge=0)
     l1: float = Field(default=0.9, ge=0)
     confidence: float = Field(default=1.0, ge=0)

@@ -8,6 +8,9 @@ gradient of its BCE flows into the backbone.
 
 With a reduced draft vocabulary p_t stays exact: its logsumexp over the *whole* vocabulary was stored with the features.
 The mass that the drafter cannot reach counts in full as L1; a label outside the draft vocabulary has no cross entropy.
+
+Labels are hard, the response's tokens, as published. Soft ones are p_t itself, CE = -sum p_t log p_d over draft tokens:
+a few hundred thousand tokens then teach what the target nearly said, too.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class SlotLosses:
     """What was found per slot, without gradient.
 
     Attributes:
-        cross_entropy: float32 [M]; 0 where the label is outside the draft vocabulary.
+        cross_entropy: float32 [M]; 0 where a hard label is outside the draft vocabulary.
         l1: ||p_d - p_t||_1, float32 [M], in [0, 2].
         best: the most probable draft column, int64 [M]; None in training, where nobody asks.
     """
@@ -76,6 +79,7 @@ def distribution_losses(
     cross_entropy_weights: Tensor,
     l1_weights: Tensor,
     low_precision: bool,
+    soft_labels: bool = False,
 ) -> tuple[Tensor, SlotLosses]:
     """Cross entropy and L1 of slots.
 
@@ -86,6 +90,7 @@ def distribution_losses(
         head: LM head rows of the draft vocabulary, frozen, [Vd, d].
         cross_entropy_weights, l1_weights: float32 [M], denominators included.
         low_precision: multiply in bfloat16; softmaxes and sums are float32 always.
+        soft_labels: take cross entropy against the target's distribution instead of the label.
     Returns:
         sum(cross_entropy_weights * CE + l1_weights * L1), differentiable in hidden, markov and markov_w2, and what was
         found per slot. Under `torch.no_grad` no gradient is formed.
@@ -93,7 +98,16 @@ def distribution_losses(
     training = torch.is_grad_enabled()
     with torch.autocast(hidden.device.type, enabled=False):
         objective, cross_entropy, l1, best = _Distribution.apply(
-            hidden, markov, markov_w2, head, targets, cross_entropy_weights, l1_weights, low_precision, training
+            hidden,
+            markov,
+            markov_w2,
+            head,
+            targets,
+            cross_entropy_weights,
+            l1_weights,
+            low_precision,
+            soft_labels,
+            training,
         )  # type: ignore[no-untyped-call]
     return objective, SlotLosses(cross_entropy, l1, None if training else best)
 
@@ -115,7 +129,9 @@ class _Distribution(torch.autograd.Function):
     L1 = 2 sum max(p_d - p_t, 0) over draft tokens: what the drafter cannot reach is in it. With z the draft logits,
     i the indicator of p_d > p_t and q = sum i p_d
 
-        d(a CE + b L1)/dz = a (p_d - onehot) + 2 b p_d (i - q).
+        d(a CE + b L1)/dz = a (p_d - onehot) + 2 b p_d (i - q),
+
+    where soft labels put p_t for onehot and p_d times its mass within the draft vocabulary for p_d.
     """
 
     @staticmethod
@@ -129,6 +145,7 @@ class _Distribution(torch.autograd.Function):
         cross_entropy_weights: Tensor,
         l1_weights: Tensor,
         low_precision: bool,
+        soft_labels: bool,
         training: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count, width, device = hidden.shape[0], hidden.shape[1], hidden.device
@@ -142,30 +159,40 @@ class _Distribution(torch.autograd.Function):
         best = torch.empty(0 if training else count, dtype=torch.int64, device=device)
         d_joined = torch.empty_like(joined) if training else None
         d_w2 = torch.zeros(markov_w2.shape, device=device) if training else None
-        # Two buffers for all chunks: fresh memory for every product would cost as much as the arithmetic.
+        # Three buffers for all chunks: fresh memory for every product would cost as much as the arithmetic.
         shape = (min(ROWS, count), head.shape[0])
-        first, second = torch.empty(shape, device=device), torch.empty(shape, device=device)
+        buffers = [torch.empty(shape, device=device) for _ in range(3)]
         for start in range(0, count, ROWS):
             rows = slice(start, min(start + ROWS, count))
-            buffer, draft = first[: rows.stop - start], second[: rows.stop - start]
+            logits, draft, target = (buffer[: rows.stop - start] for buffer in buffers)
+            multiply.logits(multiply.wide(joined[rows]), wide_weight, logits)
+            torch.softmax(logits, dim=-1, out=draft)
+            multiply.logits(multiply.wide(targets.target_hidden[rows]), wide_head, target)
+            target.sub_(targets.logsumexp[rows].unsqueeze(1)).exp_()
             inside = targets.labels[rows] >= 0
             columns = targets.labels[rows].clamp(min=0).unsqueeze(1)
-            torch.softmax(multiply.logits(multiply.wide(joined[rows]), wide_weight, buffer), dim=-1, out=draft)
-            target = multiply.logits(multiply.wide(targets.target_hidden[rows]), wide_head, buffer)
-            target.sub_(targets.logsumexp[rows].unsqueeze(1)).exp_()
-            smallest = torch.finfo(draft.dtype).tiny  # a CE of 87 is as good as any larger one
-            surprise = -draft.gather(1, columns).squeeze(1).clamp(min=smallest).log()
-            cross_entropy[rows] = torch.where(inside, surprise, 0.0)
-            above = torch.sub(draft, target, out=buffer).relu_()
+            mass = target.sum(-1) if soft_labels else inside.float()  # of the label within the draft vocabulary
+            if soft_labels:
+                expected = torch.linalg.vecdot(target, logits)
+                cross_entropy[rows] = mass * torch.logsumexp(logits, dim=-1) - expected
+            else:
+                smallest = torch.finfo(draft.dtype).tiny  # a CE of 87 is as good as any larger one
+                surprise = -draft.gather(1, columns).squeeze(1).clamp(min=smallest).log()
+                cross_entropy[rows] = torch.where(inside, surprise, 0.0)
+            above = torch.sub(draft, target, out=logits).relu_()
             torch.mul(above.sum(-1), 2, out=l1[rows])
             if d_joined is None or d_w2 is None:
                 torch.argmax(draft, dim=-1, out=best[rows])
                 continue
-            a = torch.where(inside, cross_entropy_weights[rows], 0.0).unsqueeze(1)
+            a = cross_entropy_weights[rows].unsqueeze(1)
             twice_b = 2 * l1_weights[rows].unsqueeze(1)
             excess = above.sign_().mul_(draft)  # i p_d
             share = excess.sum(-1, keepdim=True)  # q
-            gradient = excess.mul_(twice_b).addcmul_(draft, a - twice_b * share).scatter_add_(1, columns, -a)
+            gradient = excess.mul_(twice_b).addcmul_(draft, a * mass.unsqueeze(1) - twice_b * share)
+            if soft_labels:
+                gradient.addcmul_(target, -a)
+            else:
+                gradient.scatter_add_(1, columns, -a * mass.unsqueeze(1))
             narrow = multiply.narrow(gradient)
             d_joined[rows] = torch.mm(narrow, narrow_weight)
             d_w2 += torch.mm(narrow.t(), narrow_markov[rows])
@@ -179,7 +206,7 @@ class _Distribution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_unused: Any) -> tuple[Tensor | None, ...]:
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * upstream).to(dtype) for gradient, dtype in gradients), *[None] * 6
+        return *((gradient * upstream).to(dtype) for gradient, dtype in gradients), *[None] * 7
 
 
 class Multiplier:

@@ -19,7 +19,7 @@ class Sums:
 
     Attributes:
         weight: sum of w.
-        labelled_weight: sum of w over slots whose label is in the draft vocabulary.
+        labelled_weight: sum of w over slots that have cross entropy.
         cross_entropy, l1, confidence: weighted sums of the losses.
     """
 
@@ -55,11 +55,12 @@ class TrainingObjective(nn.Module):
         self.drafter = drafter
         self.settings = settings
         self.low_precision = low_precision
+        self.soft_labels = settings.labels == "soft"
 
     def denominators(self, batch: Batch) -> Tensor:
-        """Sum of w and sum of w over labels inside the draft vocabulary, float32 [2]; all-reduced by the caller."""
+        """Sum of w and sum of w over slots with cross entropy, float32 [2]; all-reduced by the caller."""
         weights = batch.targets.weights(self.settings.decay)
-        return torch.stack([weights.sum(), weights[batch.targets.labels >= 0].sum()])
+        return torch.stack([weights.sum(), self._labelled(batch, weights).sum()])
 
     def forward(self, batch: Batch, denominators: Tensor) -> tuple[Tensor, Sums, SlotLosses, Tensor]:
         """The objective on a batch.
@@ -83,18 +84,23 @@ class TrainingObjective(nn.Module):
             cross_entropy_weights=weights * (self.settings.cross_entropy / labelled_weight),
             l1_weights=weights * (self.settings.l1 / weight),
             low_precision=self.low_precision,
+            soft_labels=self.soft_labels,
         )
         logits = self.drafter.confidence_head(hidden, markov)
         confidence = weights * confidence_loss(logits, slots.l1)
         objective = objective + self.settings.confidence * confidence.sum() / weight
         sums = Sums(
             weight=weights.sum(),
-            labelled_weight=weights[batch.targets.labels >= 0].sum(),
+            labelled_weight=self._labelled(batch, weights).sum(),
             cross_entropy=(weights * slots.cross_entropy).sum(),
             l1=(weights * slots.l1).sum(),
             confidence=confidence.detach().sum(),
         )
         return objective, sums, slots, logits
+
+    def _labelled(self, batch: Batch, weights: Tensor) -> Tensor:
+        """w of the slots that have cross entropy: all with soft labels, else those whose label can be drafted."""
+        return weights if self.soft_labels else weights[batch.targets.labels >= 0]
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """h and Markov rows of the supervised slots, [M, d] and [M, r]."""

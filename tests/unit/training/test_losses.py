@@ -37,7 +37,7 @@ def parts():
     }
 
 
-def plain(parts, ids=None):
+def plain(parts, ids=None, soft=False):
     """CE and L1 over the whole vocabulary; with `ids`, tokens outside get probability zero from the drafter."""
     logits = parts["hidden"] @ parts["head"].T + parts["markov"] @ parts["w2"].T
     if ids is not None:
@@ -47,13 +47,17 @@ def plain(parts, ids=None):
     draft = torch.softmax(logits, -1)
     target = torch.softmax(parts["target_hidden"] @ parts["head"].T, -1)
     l1 = (draft - target).abs().sum(-1)
+    if soft:
+        inside = slice(None) if ids is None else ids
+        ce = -(target[:, inside] * torch.log_softmax(logits, -1)[:, inside]).sum(-1)
+        return ce, l1, torch.ones(SLOTS, dtype=torch.bool)
     reachable = torch.ones(SLOTS, dtype=torch.bool) if ids is None else torch.isin(parts["labels"], ids)
     labels = torch.where(reachable, parts["labels"], 0 if ids is None else int(ids[0]))
     ce = functional.cross_entropy(logits, labels, reduction="none")
     return torch.where(reachable, ce, 0.0), l1, reachable
 
 
-def fused(parts, ids=None, low_precision=False):
+def fused(parts, ids=None, low_precision=False, soft=False):
     normaliser = torch.logsumexp(parts["target_hidden"] @ parts["head"].T, -1)
     labels, head, w2 = parts["labels"], parts["head"], parts["w2"]
     if ids is not None:
@@ -70,6 +74,7 @@ def fused(parts, ids=None, low_precision=False):
         cross_entropy_weights=parts["ce"],
         l1_weights=parts["l1"],
         low_precision=low_precision,
+        soft_labels=soft,
     )
 
 
@@ -79,14 +84,15 @@ def gradients(objective, parts):
 
 @pytest.mark.parametrize("ids", [None, torch.tensor([0, 2, 3, 7, 8, 11, 12, 20, 21, 29])])
 @pytest.mark.parametrize("rows", [4, 256])
-def test_losses_and_gradients_equal_the_plain_formulas(parts, monkeypatch, ids, rows):
+@pytest.mark.parametrize("soft", [False, True])
+def test_losses_and_gradients_equal_the_plain_formulas(parts, monkeypatch, ids, rows, soft):
     """With a reduced vocabulary the plain side still has the whole one: -inf logits outside, exact target mass."""
     monkeypatch.setattr(losses, "ROWS", rows)
-    ce, l1, reachable = plain(parts, ids)
-    if ids is not None:
+    ce, l1, reachable = plain(parts, ids, soft)
+    if ids is not None and not soft:
         assert 0 < int(reachable.sum()) < SLOTS
     expected = (parts["ce"] * ce + parts["l1"] * l1).sum()
-    objective, found = fused(parts, ids)
+    objective, found = fused(parts, ids, soft=soft)
     assert torch.allclose(found.cross_entropy, ce, atol=1e-5)
     assert torch.allclose(found.l1, l1, atol=1e-5)
     assert torch.allclose(objective, expected, atol=1e-5)
@@ -129,6 +135,37 @@ def test_the_two_token_case_in_closed_form():
         assert objective.item() == pytest.approx(ce * math.log(4) + l1)
         (found_gradient,) = torch.autograd.grad(objective, hidden)
         assert found_gradient[0].tolist() == pytest.approx([-gradient, gradient])
+
+
+def test_soft_labels_of_the_two_token_case_in_closed_form():
+    """p_d = (1/4, 3/4), p_t = (3/4, 1/4): CE = 3/4 log 4 + 1/4 log 4/3, dCE/dz_1 = p_d1 - p_t1 = 1/2.
+
+    With token 1 outside the draft vocabulary p_d is 1 at token 0: nothing is left to learn.
+    """
+    hidden = torch.tensor([[0.0, math.log(3)]], requires_grad=True)
+    known = torch.tensor([[math.log(3), 0.0]])
+    targets = SlotTargets(torch.tensor([-1]), known, torch.tensor([math.log(4)]), torch.tensor([0]))
+
+    def soft(head):
+        objective, found = distribution_losses(
+            hidden,
+            torch.zeros(1, 1),
+            torch.zeros(len(head), 1),
+            head,
+            targets,
+            cross_entropy_weights=torch.ones(1),
+            l1_weights=torch.zeros(1),
+            low_precision=False,
+            soft_labels=True,
+        )
+        (gradient,) = torch.autograd.grad(objective, hidden)
+        return found.cross_entropy.item(), gradient[0].tolist()
+
+    ce, gradient = soft(torch.eye(2))
+    assert ce == pytest.approx(0.75 * math.log(4) + 0.25 * math.log(4 / 3))
+    assert gradient == pytest.approx([-0.5, 0.5])
+    ce, gradient = soft(torch.eye(2)[:1])
+    assert ce == pytest.approx(0.0, abs=1e-6) and gradient == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_evaluation_finds_the_most_probable_column_and_forms_no_gradient(parts):

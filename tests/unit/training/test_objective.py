@@ -62,7 +62,10 @@ def plain(drafter, target, sequences, settings, ids, *, label_shift=0, sees=0, o
                 draft = torch.softmax(logits, -1)
                 known = torch.softmax(head @ sequence.last_hidden[p + j + target_shift], -1)
                 l1 = (draft - known).abs().sum()
-                if label in allowed.tolist():
+                if settings.labels == "soft":
+                    sums["ce"] = sums["ce"] - w * (known[allowed] * torch.log_softmax(logits, -1)[allowed]).sum()
+                    sums["w_label"] += w
+                elif label in allowed.tolist():
                     sums["ce"] = sums["ce"] - w * torch.log_softmax(logits, -1)[label]
                     sums["w_label"] += w
                 z = drafter.confidence_logits(h[j], previous)
@@ -83,9 +86,10 @@ def found(drafter, sequences, settings, ids):
     return objective(batch, objective.denominators(batch))
 
 
+@pytest.mark.parametrize("labels", ["hard", "soft"])
 @pytest.mark.parametrize("reduced", [False, True])
-def test_the_objective_and_all_gradients_equal_the_plain_one(config, target, sequences, reduced):
-    settings = LossSettings()
+def test_the_objective_and_all_gradients_equal_the_plain_one(config, target, sequences, reduced, labels):
+    settings = LossSettings(labels=labels)
     drafter, ids = make(config, target, reduced)
     value, sums, _, _ = found(drafter, sequences, settings, ids)
     losses = mean_losses(sums.stacked())
