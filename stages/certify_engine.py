@@ -50,6 +50,7 @@ def main(inputs, paths, progress):
         load,
         read_prompts(paths.corpus / "prompts" / "eval.jsonl"),
         inputs.evaluation,
+        prompts_per_domain=inputs.certification.prompts_per_domain,
         offline=read_records(paths.build / "evaluate" / "records" / "temperature-0.safetensors"),
         lossless=read_model(paths.build / "evaluate" / "lossless.json", LosslessReport),
         scheduler=PrefixScheduler(curve, calibration.gamma, temperatures_of(calibration, 0.0)) if curve else None,

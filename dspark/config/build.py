@@ -24,6 +24,7 @@ from dspark.config.layers import Layered, Origin, Override
 from dspark.config.models import (
     Build,
     CalibrationSettings,
+    CertificationSettings,
     CorpusSettings,
     DomainSpec,
     DrafterSettings,
@@ -50,6 +51,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "training": TrainingSettings,
     "calibration": CalibrationSettings,
     "evaluation": EvaluationSettings,
+    "certification": CertificationSettings,
     "export": ExportSettings,
 }
 RECIPE_SECTIONS = ("drafter", "training")

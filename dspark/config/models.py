@@ -272,8 +272,13 @@ class EvaluationSettings(Settings):
     throughput_prompts: int = Field(default=6, gt=0)
     throughput_new_tokens: int = Field(default=96, gt=0)
     throughput_rounds: int = Field(default=10, ge=2)
-    certify_prompts_per_domain: int = Field(default=24, gt=0)  # decoded in each engine again
     seed: int = 0
+
+
+class CertificationSettings(Settings):
+    """Stage `certify`; how it decodes and times is the evaluation's, so that the two can be compared."""
+
+    prompts_per_domain: int = Field(default=24, gt=0)  # of the evaluation's, decoded in each engine again
 
 
 class ExportSettings(Settings):
@@ -332,5 +337,6 @@ class Build(Settings):
     training: TrainingSettings
     calibration: CalibrationSettings = CalibrationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    certification: CertificationSettings = CertificationSettings()
     export: ExportSettings = ExportSettings()
     serving_profiles: tuple[Name, ...] = Field(min_length=1)

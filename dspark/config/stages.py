@@ -12,6 +12,7 @@ from typing import Literal
 from dspark.config.models import (
     Build,
     CalibrationSettings,
+    CertificationSettings,
     CorpusSettings,
     DomainSpec,
     DrafterSettings,
@@ -125,6 +126,7 @@ class CertifyInputs(Settings):
     corpus: Name
     target: Name
     evaluation: EvaluationSettings
+    certification: CertificationSettings
     profile: ServingProfile
 
 

@@ -52,6 +52,7 @@ def certify_reference(
     prompts: Sequence[PreparedPrompt],
     settings: EvaluationSettings,
     *,
+    prompts_per_domain: int,
     offline: RecordSet | None,
     lossless: LosslessReport | None,
     scheduler: PrefixScheduler | None = None,
@@ -64,7 +65,8 @@ def certify_reference(
         fingerprint: of the machine and engine (`profiling.fingerprint`).
         load: the target and a proposer on the *exported* drafter, in a dtype.
         prompts: of the eval split.
-        settings: prompts per domain, lengths and rounds.
+        settings: lengths and rounds.
+        prompts_per_domain: to decode, at most.
         offline: the evaluation's greedy records, for the agreement; None: status `inconclusive`.
         lossless: the evaluation's check of the loop, which is this engine's loop; None: status `inconclusive`.
         scheduler: for policy `scheduled`; None: that policy is not measured.
@@ -82,7 +84,7 @@ def certify_reference(
 
     progress = progress or Progress()
     target, proposer = load(profile.dtype)
-    chosen = first_prompts(prompts, settings.certify_prompts_per_domain)
+    chosen = first_prompts(prompts, prompts_per_domain)
     progress.start("decode in the engine", len(chosen), unit="prompts")
     engine = decode_prompts(target, proposer, chosen, settings, temperature=0.0, progress=progress)
     agreement = None if offline is None else compare_offline(offline, engine, seed=settings.seed)

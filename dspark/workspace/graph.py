@@ -154,7 +154,9 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
             case "export":
                 yield ExportInputs(**names, export=build.export)
             case "certify":
-                yield CertifyInputs(**names, evaluation=build.evaluation, profile=profile)
+                yield CertifyInputs(
+                    **names, evaluation=build.evaluation, certification=build.certification, profile=profile
+                )
             case "package":
                 yield PackageInputs(build=build, profiles=resolved.profiles)
 

@@ -4,6 +4,7 @@ import datetime
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,9 @@ from dspark.targets.loading import Target
 
 SETTINGS = EvaluationSettings(
     max_new_tokens=10, batch_size=4, throughput_prompts=4, throughput_new_tokens=6, throughput_rounds=4,
-    certify_prompts_per_domain=2,
 )  # fmt: skip
 PROFILE = ServingProfile(name="here", engine="reference", access="local", dtype="float32", certify_concurrency=(1, 2))
+certify = partial(certify_reference, prompts_per_domain=2)
 FINGERPRINT = {"engine": "reference", "engine_version": "0.1.0"}
 
 
@@ -83,7 +84,7 @@ def scheduler() -> PrefixScheduler:
 def test_an_entry_says_what_was_measured_on_what_and_until_when(target: Target):
     load = load_with(target)
     offline = decode_prompts(target, load("float32")[1], PROMPTS, SETTINGS, temperature=0.0)
-    entry = certify_reference(PROFILE, FINGERPRINT, load, PROMPTS, SETTINGS, offline=offline, lossless=lossless(),
+    entry = certify(PROFILE, FINGERPRINT, load, PROMPTS, SETTINGS, offline=offline, lossless=lossless(),
                               scheduler=scheduler())  # fmt: skip
     assert load.asked[-1] == "float32"
     assert entry.status == "measured" and entry.reason is None
@@ -108,7 +109,7 @@ def test_another_drafter_than_was_evaluated_disagrees(target: Target):
     """The exported drafter accepts nothing where the evaluation's accepted everything."""
     good = RecordSet(tuple(one.id for one in PROMPTS), tuple(one.domain for one in PROMPTS),
                      tuple(request([3, 3, 3]) for _ in PROMPTS))  # fmt: skip
-    entry = certify_reference(PROFILE, FINGERPRINT, load_with(target), PROMPTS, SETTINGS, offline=good,
+    entry = certify(PROFILE, FINGERPRINT, load_with(target), PROMPTS, SETTINGS, offline=good,
                               lossless=lossless())  # fmt: skip
     assert entry.status == "disagrees"
     assert entry.reason is not None and "4.000 in the evaluation" in entry.reason
@@ -123,7 +124,7 @@ def test_what_was_not_shown_is_inconclusive(target: Target, offline: bool, repor
     load = load_with(target)
     records = decode_prompts(target, load("float32")[1], PROMPTS, SETTINGS, temperature=0.0) if offline else None
     profile = PROFILE.model_copy(update={"certify_concurrency": (1,)})
-    entry = certify_reference(profile, FINGERPRINT, load, PROMPTS, SETTINGS, offline=records, lossless=report)
+    entry = certify(profile, FINGERPRINT, load, PROMPTS, SETTINGS, offline=records, lossless=report)
     assert entry.status == "inconclusive" and reason in (entry.reason or "")
 
 
@@ -132,16 +133,14 @@ def test_a_difference_that_may_be_noise_leaves_the_entry_inconclusive(target: Ta
     ids, domains = ("m1", "m2", "c1", "c2"), ("math", "math", "chat", "chat")
     offline = RecordSet(ids, domains, (request([3] * 4), *[request([0] * 20)] * 3))
     profile = PROFILE.model_copy(update={"certify_concurrency": (1,)})
-    entry = certify_reference(
-        profile, FINGERPRINT, load_with(target), PROMPTS, SETTINGS, offline=offline, lossless=lossless()
-    )
+    entry = certify(profile, FINGERPRINT, load_with(target), PROMPTS, SETTINGS, offline=offline, lossless=lossless())
     assert entry.offline_vs_engine is not None and entry.offline_vs_engine.result == "inconclusive"
     assert entry.status == "inconclusive" and "too few prompts" in (entry.reason or "")
 
 
 def test_a_profile_without_access_gives_an_absent_entry_with_its_reason(target: Target):
     profile = ServingProfile(name="far", engine="reference", access="none", reason="no GPU here")
-    entry = certify_reference(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
+    entry = certify(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
     assert (entry.status, entry.reason) == ("absent", "no GPU here")
     assert entry == absent_entry(profile)
     with pytest.raises(ValidationError, match="status absent needs a reason"):
@@ -151,7 +150,7 @@ def test_a_profile_without_access_gives_an_absent_entry_with_its_reason(target: 
 def test_another_engine_is_not_certified_here(target: Target):
     profile = PROFILE.model_copy(update={"engine": "sglang"})
     with pytest.raises(SettingsError, match="not the reference engine"):
-        certify_reference(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
+        certify(profile, {}, load_with(target), PROMPTS, SETTINGS, offline=None, lossless=None)
 
 
 def test_an_entry_cannot_claim_what_it_does_not_hold():
