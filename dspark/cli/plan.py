@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from dspark.cli.options import (
@@ -18,17 +22,27 @@ from dspark.cli.options import (
 
 @click.command()
 @which_build
+@click.option("--settings", is_flag=True, help="Show every setting of the build instead, and where it comes from.")
 @as_json
 @click.pass_context
 def plan(
-    context: click.Context, target: str | None, build: str | None, flags: tuple[str, ...], json_output: bool
+    context: click.Context,
+    target: str | None,
+    build: str | None,
+    flags: tuple[str, ...],
+    settings: bool,
+    json_output: bool,
 ) -> None:
     """Show which stages a run would do and why, what they took last time and what they leave."""
     from dspark.workspace.plan import plan as make_plan
     from dspark.workspace.run import resolve_request
 
     workspace = workspace_of(context)
-    found = make_plan(workspace, resolve_request(workspace, request_of(target, build, flags)))
+    pipeline = resolve_request(workspace, request_of(target, build, flags))
+    if settings:
+        _print_settings(pipeline.chosen.rows(), json_output)
+        return
+    found = make_plan(workspace, pipeline)
     if json_output:
         print_json(found.as_json())
         return
@@ -43,8 +57,16 @@ def plan(
         )
         for step in found.steps
     ]
-    print_table(rows, ("stage", "", "last took", "on disk", "why"))
+    print_table(rows, ("stage", "", "took", "on disk", "why"))
     for problem in found.problems:
         click.echo(f"in the way: {problem.what}")
         for line in problem.hint.splitlines():
             click.echo(f"  {line}")
+
+
+def _print_settings(rows: Sequence[tuple[str, Any, str]], json_output: bool) -> None:
+    if json_output:
+        named = {name: {"value": value, "from": origin} for name, value, origin in rows}
+        print_json({"schema": "dspark/settings/1", "settings": named})
+        return
+    print_table([(name, json.dumps(value), origin) for name, value, origin in rows], ("setting", "value", "from"))

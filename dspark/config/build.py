@@ -93,6 +93,22 @@ class ResolvedBuild:
         """The build's name."""
         return self.build.name
 
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """Every setting as `section.key`, its value, and where that came from: `built-in`, or a file with its line."""
+        found: list[tuple[str, Any, str]] = []
+
+        def collect(value: Any, keys: tuple[str, ...]) -> None:
+            if isinstance(value, dict) and value:
+                for key, inner in value.items():
+                    collect(inner, (*keys, key))
+            else:
+                found.append((".".join(keys), value, self.settings.where(keys)))
+
+        whole = self.build.model_dump(mode="json")
+        for section in SECTIONS:
+            collect(whole["corpus"][section] if section in CORPUS_SECTIONS else whole[section], (section,))
+        return found
+
 
 class BuildReader:
     """Reads the declarations of one workspace, each file once."""

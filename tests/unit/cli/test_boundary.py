@@ -16,6 +16,7 @@ from dspark import errors
 from dspark.cli import boundary, root
 from dspark.cli.boundary import run_command
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 HEAVY = {"torch", "transformers", "accelerate", "mlflow", "dvc", "onnx", "onnxruntime", "numpy", "rich"}
 
 
@@ -165,6 +166,20 @@ def test_outside_a_workspace_the_way_in_is_shown(
     lines = capsys.readouterr().err.splitlines()
     assert "is not inside a workspace" in lines[0]
     assert "--workspace" in lines[1]
+
+
+def test_a_plan_shows_every_setting_and_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    asked = ["plan", "--target", "tiny", "--settings", "--set", "training.steps=7"]
+    assert run_command([*asked, "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["training.steps"] == {"value": 7, "from": "--set training.steps=7"}
+    assert run_command(asked) == 0
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["training.steps", "7", "--set training.steps=7"] in lines
+    assert len(lines) == 1 + len(settings)
 
 
 def test_version_and_doctor_work_outside_a_workspace(

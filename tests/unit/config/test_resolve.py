@@ -87,6 +87,11 @@ def test_every_value_remembers_where_it_came_from(root: Path) -> None:
     assert where(["export", "onnx"]) == "--set export.onnx=false"
     assert where(["evaluation", "seed"]) == "built-in"
     assert where(["recipe"]) == "params.yaml:3"
+    rows = {name: (value, origin) for name, value, origin in settings.chosen.rows()}
+    assert rows["training.seed"] == (9, "pipeline/builds/mine.yaml:3")
+    assert rows["drafter.markov.rank"] == (8, "pipeline/recipes/dspark.yaml:4")
+    assert rows["prompts.per_domain"] == (7, "params.yaml:9")
+    assert rows["training.loss.decay"] == (4.0, "built-in")
 
 
 def test_numbers_are_read_as_yaml_1_2_everywhere(root: Path) -> None:
