@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(gt=0)]
+VERSION_RANGE = r"^(>=|<=|==|<|>)[0-9][0-9.]*(,(>=|<=|==|<|>)[0-9][0-9.]*)*$"
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -289,10 +290,37 @@ class ExportSettings(Settings):
     onnx_opset: int = Field(default=20, ge=18, le=20)
 
 
-class ServiceLevel(Settings):
-    """What the service must deliver."""
+class Hardware(Settings):
+    """What an engine runs on."""
 
-    tokens_per_second_per_user: float | None = Field(default=None, gt=0)
+    accelerator: str = "cpu"  # as its vendor calls it
+    count: Count = 1
+
+
+class Parallelism(Settings):
+    """How a model is spread over accelerators: each degree multiplies the number of them that serve together."""
+
+    tensor: Count = 1
+    pipeline: Count = 1
+    data: Count = 1
+
+
+class ServingLimits(Settings):
+    """What an engine is started to accept at most; None: its own default."""
+
+    requests: Count | None = None  # decoded at a time
+    context: Count | None = None  # tokens of a request, its answer included
+
+
+class ServiceLevel(Settings):
+    """A point of the service-level agreement: at this load, users get at least this. Goodput is counted there."""
+
+    requests: Count  # concurrent
+    tokens_per_second_per_user: float = Field(gt=0)
+    first_token_seconds: float | None = Field(default=None, gt=0)  # 95th percentile, at most
+
+
+EngineName = Literal["reference", "llamacpp", "sglang", "vllm", "tensorrt_llm", "tensorrt"]
 
 
 class ServingProfile(Settings):
@@ -300,7 +328,12 @@ class ServingProfile(Settings):
 
     name: Name
     description: str = ""
-    engine: Literal["reference"]
+    engine: EngineName
+    engine_versions: str | None = Field(default=None, pattern=VERSION_RANGE)  # that it was written for: ">=0.5.23,<0.6"
+    hardware: Hardware = Hardware()
+    parallelism: Parallelism = Parallelism()
+    limits: ServingLimits = ServingLimits()
+    service_levels: tuple[ServiceLevel, ...] = ()
     access: Literal["local", "url", "none"]
     reason: str | None = None  # why `access` is none
     dtype: DType = "bfloat16"
@@ -312,14 +345,18 @@ class ServingProfile(Settings):
     warmup: int = Field(default=2, ge=1)
     repeats: int = Field(default=10, ge=5)
     certify_concurrency: tuple[Count, ...] = Field(default=(1, 4), min_length=1)
-    service_level: ServiceLevel = ServiceLevel()
 
     @model_validator(mode="after")
-    def _none_says_why(self) -> ServingProfile:
+    def _possible(self) -> ServingProfile:
         if self.access == "none" and not self.reason:
             raise ValueError("access: none needs a reason")
         if self.engine == "reference" and self.access == "url":
             raise ValueError("the reference engine runs inside dspark: access is local, or none with a reason")
+        if self.engine != "reference" and self.access != "none":
+            raise ValueError(f"this version measures only the reference engine; {self.engine} needs access: none")
+        used = self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data
+        if used > self.hardware.count:
+            raise ValueError(f"parallelism needs {used} accelerators, hardware.count is {self.hardware.count}")
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -167,7 +168,10 @@ def _dvc_lock(workspace: Workspace) -> Check:
 
 
 def _last_run(workspace: Workspace) -> Check:
-    found = _dead_run(workspace)
+    try:
+        found = _dead_run(workspace)
+    except DataError as error:
+        return Check("last run", "warning", error.message, "nothing but its history is lost; the next run starts anew")
     if found is None:
         return Check("last run", "ok", "none is left over")
     folder, record = found
@@ -192,14 +196,15 @@ def _unfinished(workspace: Workspace) -> Check:
 
 
 def _dead_run(workspace: Workspace) -> tuple[Path, RunRecord] | None:
-    """The newest run if it still says `running` although its process is gone."""
+    """The newest run if it still says `running` although its process is gone.
+
+    Raises:
+        DataError: its record is damaged.
+    """
     folder = latest_run(workspace.runs)
     if folder is None:
         return None
-    try:
-        record = read_record(folder)
-    except DataError:
-        return None
+    record = read_record(folder)
     dead = record.state == "running" and not Path(f"/proc/{record.pid}").exists()
     return (folder, record) if dead else None
 
@@ -208,7 +213,9 @@ def _repair(workspace: Workspace) -> list[str]:
     done: list[str] = []
     with run_lock(workspace, "dspark doctor --fix", done.append, patience_seconds=5):
         done += repair_dvc(workspace)
-        found = _dead_run(workspace)
+        found = None
+        with contextlib.suppress(DataError):  # reported by the check
+            found = _dead_run(workspace)
         if found is not None:
             folder, record = found
             record.state, record.message = "failed", "the process was killed"

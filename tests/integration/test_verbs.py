@@ -94,6 +94,12 @@ def test_doctor(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None
     }
     mended = called(capsys, "doctor", "--fix", code=3)
     assert "mended: removed file locks of a killed DVC" in mended
+    newest = max((inside.root / ".dspark/runs").iterdir())
+    (newest / "run.json").write_text("{")
+    (inside.root / "dvc.yaml").write_text("stages: [")
+    found = {check["name"]: check for check in as_json(capsys, "doctor", code=3)["checks"]}
+    assert found["last run"]["status"] == "warning" and "run.json" in found["last run"]["found"]
+    assert found["pipeline"]["status"] == "error" and "is not YAML" in found["pipeline"]["found"]
 
 
 def test_targets(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,63 @@
+"""`dspark profiles`."""
+
+from __future__ import annotations
+
+import click
+
+from dspark.cli.options import as_json, print_json, print_table, workspace_of
+from dspark.cli.root import Subverbs
+
+
+@click.group(cls=Subverbs, subcommand_metavar="VERB ...")
+def profiles() -> None:
+    """List and show serving profiles."""
+
+
+@profiles.command("list")
+@as_json
+@click.pass_context
+def list_all(context: click.Context, json_output: bool) -> None:
+    """All serving profiles of the workspace."""
+    from dspark.workspace.profiles import describe_profiles
+
+    rows = describe_profiles(workspace_of(context))
+    if json_output:
+        print_json({"schema": "dspark/profiles/1", "profiles": [row.as_json() for row in rows]})
+        return
+    print_table(
+        [(row.name, row.engine, row.hardware, row.access, row.description) for row in rows],
+        ("name", "engine", "hardware", "access", ""),
+    )
+
+
+@profiles.command()
+@click.argument("name")
+@as_json
+@click.pass_context
+def show(context: click.Context, name: str, json_output: bool) -> None:
+    """What a profile declares, and which builds name it."""
+    from dspark.workspace.profiles import show_profile
+
+    profile, builds = show_profile(workspace_of(context), name)
+    if json_output:
+        document = {"schema": "dspark/profile-description/1", "profile": profile.model_dump(mode="json")}
+        print_json(document | {"builds": builds})
+        return
+    limits, spread = profile.limits, profile.parallelism
+    facts = {
+        "name": profile.name,
+        "description": profile.description,
+        "engine": f"{profile.engine} {profile.engine_versions or ''}".strip(),
+        "hardware": f"{profile.hardware.count} x {profile.hardware.accelerator}",
+        "parallelism": f"tensor {spread.tensor}, pipeline {spread.pipeline}, data {spread.data}",
+        "requests at a time": str(limits.requests or ""),
+        "context": f"{limits.context} tokens" if limits.context else "",
+        "access": profile.access if profile.reason is None else f"{profile.access}: {profile.reason}",
+        "builds": ", ".join(builds),
+    }
+    print_table([(key, value) for key, value in facts.items() if value])
+    for level in profile.service_levels:
+        first = f", first token within {level.first_token_seconds:g} s" if level.first_token_seconds else ""
+        click.echo(
+            f"service level: at {level.requests} requests {level.tokens_per_second_per_user:g} tokens/s a user{first}"
+        )

@@ -1,0 +1,71 @@
+"""The serving profiles of a workspace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dspark.config.build import FOLDERS
+from dspark.config.declared import declared_names, read_declared
+from dspark.config.models import ServingProfile
+from dspark.config.resolve import build_names, resolve
+from dspark.errors import SettingsError
+from dspark.workspace.layout import Workspace
+
+WORD = "serving profile"
+
+
+@dataclass(frozen=True)
+class ProfileDescription:
+    """One profile as a list shows it."""
+
+    name: str
+    engine: str
+    hardware: str
+    access: str
+    description: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def describe_profiles(workspace: Workspace) -> list[ProfileDescription]:
+    """All declared profiles; one whose file has mistakes is shown as broken."""
+    rows = []
+    for name in declared_names(workspace.root / FOLDERS[WORD]):
+        try:
+            profile = read_profile(workspace, name)
+        except SettingsError as error:
+            rows.append(ProfileDescription(name, "", "", "broken", error.message.splitlines()[0]))
+            continue
+        hardware = f"{profile.hardware.count} x {profile.hardware.accelerator}"
+        rows.append(ProfileDescription(name, profile.engine, hardware, profile.access, profile.description))
+    return rows
+
+
+def show_profile(workspace: Workspace, name: str) -> tuple[ServingProfile, list[str]]:
+    """One profile and the builds that name it.
+
+    Raises:
+        SettingsError: it does not exist, or its file has mistakes.
+    """
+    profile = read_profile(workspace, name)
+    builds = []
+    for build in build_names(workspace.root):
+        try:
+            used = resolve(workspace.root, build=build).chosen.build.serving_profiles
+        except SettingsError:
+            continue  # `dspark doctor` says what is wrong with it
+        if name in used:
+            builds.append(build)
+    return profile, builds
+
+
+def read_profile(workspace: Workspace, name: str) -> ServingProfile:
+    """One profile.
+
+    Raises:
+        SettingsError: it does not exist, or its file has mistakes.
+    """
+    return read_declared(workspace.root / FOLDERS[WORD], name, ServingProfile, word=WORD, root=workspace.root)

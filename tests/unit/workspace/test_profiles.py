@@ -1,0 +1,56 @@
+"""Serving profiles as they are declared, listed and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dspark.config.models import ServingProfile
+from dspark.errors import SettingsError
+from dspark.workspace.layout import Workspace
+from dspark.workspace.profiles import describe_profiles, read_profile, show_profile
+
+CHECKOUT = Workspace(Path(__file__).resolve().parents[3])
+ABSENT = {"name": "far", "engine": "sglang", "access": "none", "reason": "not here"}
+
+
+def test_every_profile_of_the_checkout_is_whole_and_says_why_it_cannot_be_measured() -> None:
+    rows = {row.name: row for row in describe_profiles(CHECKOUT)}
+    assert set(rows) >= {"reference-cpu", "llamacpp-cpu", "sglang-h100", "sglang-b300", "vllm-h100", "trtllm-b200"}
+    for name, row in rows.items():
+        assert row.access in ("local", "none"), row
+        assert (read_profile(CHECKOUT, name).reason is not None) == (row.access == "none")
+
+
+def test_a_profile_is_shown_with_the_builds_that_name_it() -> None:
+    profile, builds = show_profile(CHECKOUT, "reference-smoke")
+    assert profile.threads == 1 and builds == ["tiny"]
+    assert show_profile(CHECKOUT, "sglang-h100")[1] == []
+    with pytest.raises(SettingsError, match="sglang-h10"):
+        show_profile(CHECKOUT, "sglang-h10")
+
+
+def test_a_file_with_mistakes_is_listed_as_broken(tmp_path: Path) -> None:
+    (tmp_path / "serving_profiles").mkdir()
+    (tmp_path / "serving_profiles/bad.yaml").write_text("engine: sglang\naccess: local\n")
+    (row,) = describe_profiles(Workspace(tmp_path))
+    assert (row.name, row.access) == ("bad", "broken") and "measures only the reference engine" in row.description
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reason": None}, "access: none needs a reason"),
+        ({"access": "local"}, "measures only the reference engine"),
+        ({"engine": "reference", "access": "url"}, "runs inside dspark"),
+        ({"parallelism": {"tensor": 2, "data": 2}, "hardware": {"count": 3}}, "needs 4 accelerators"),
+        ({"engine_versions": "newest"}, "pattern"),
+        ({"engine": "vlm"}, "Input should be"),
+        ({"service_levels": [{"requests": 0, "tokens_per_second_per_user": 1}]}, "greater than 0"),
+    ],
+)
+def test_profiles_that_cannot_be_meant_are_refused(change: dict[str, object], said: str) -> None:
+    assert ServingProfile.model_validate(ABSENT).engine == "sglang"
+    with pytest.raises(ValueError, match=said):
+        ServingProfile.model_validate(ABSENT | change)
