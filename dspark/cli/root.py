@@ -15,6 +15,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
     "status": ("dspark.cli.status", "status", "Show how the newest run stands, from any terminal"),
     "targets": ("dspark.cli.targets", "targets", "List, show, add and fetch targets"),
+    "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
     "package": ("dspark.cli.package", "package", "Show and verify packages"),
     "doctor": ("dspark.cli.doctor", "doctor", "Find what is wrong here and what mends it"),

@@ -18,10 +18,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
+
+from typing_extensions import override
 
 from dspark.engines.llamacpp_log import Counters, DraftedBlock, parse_blocks, parse_metrics
 from dspark.errors import DataError, PreflightError, ServiceError
@@ -76,11 +78,115 @@ class Completion:
     predicted: int
     seconds: float
     counters: Counters
-    blocks: tuple[DraftedBlock, ...]
+    blocks: tuple[DraftedBlock, ...] = ()
 
 
-class LlamaCppServer:
-    """A running server; use as `with LlamaCppServer(settings, log) as server`.
+class LlamaCppClient:
+    """A llama.cpp server that runs somewhere, started with `--metrics`.
+
+    Args:
+        address: such as `http://127.0.0.1:8080`.
+        patience: seconds until it must have answered.
+    """
+
+    def __init__(self, address: str, *, patience: float = 600.0) -> None:
+        self.address = address.rstrip("/")
+        self._patience = patience
+
+    def properties(self) -> dict[str, Any]:
+        """What the server says about itself: model file, slots, build, default settings.
+
+        Raises:
+            ServiceError: it does not answer, or not as llama.cpp's server does.
+        """
+        answer = self._json("/props")
+        if "default_generation_settings" not in answer:
+            raise self._failure("it does not answer /props as llama.cpp's server does")
+        return answer
+
+    @property
+    def room(self) -> int:
+        """Positions of a request, prompt and reply together."""
+        return int(self.properties()["default_generation_settings"]["n_ctx"])
+
+    def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
+        """Continue a prompt greedily.
+
+        Args:
+            prompt: token ids.
+            max_new_tokens: the reply's limit.
+        Raises:
+            DataError: the prompt is empty or does not fit into the context.
+            ServiceError: the engine died or refused.
+        """
+        room = self.room
+        if not prompt or len(prompt) + max_new_tokens > room:
+            raise DataError(
+                f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {room} positions",
+                "raise `context`, or leave such prompts out",
+            )
+        before = self.counters()
+        request = {
+            "prompt": list(prompt),
+            "n_predict": max_new_tokens,
+            "temperature": 0.0,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        began = time.perf_counter()
+        answer = self._json("/completion", request)
+        seconds = time.perf_counter() - began
+        return Completion(
+            token_ids=tuple(answer["tokens"]),
+            ended=answer["stop_type"] == "eos",
+            predicted=answer["tokens_predicted"],
+            seconds=seconds,
+            counters=self.counters() - before,
+        )
+
+    def counters(self) -> Counters:
+        """Totals since the server started.
+
+        Raises:
+            ServiceError: the engine died, or does not count.
+        """
+        return parse_metrics(self._get("/metrics").decode("utf-8"))
+
+    def _get(self, path: str) -> bytes:
+        return self._ask(path, None)
+
+    def _ask(self, path: str, body: bytes | None) -> bytes:
+        request = urllib.request.Request(self.address + path, body, {"Content-Type": "application/json"})
+        # An environment's proxy has no business between two processes of one machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=self._patience) as answer:
+                data: bytes = answer.read()
+                return data
+        except urllib.error.HTTPError as reason:
+            said = reason.read().decode("utf-8", errors="replace")
+            raise self._failure(f"it answered {path} with {reason.code}: {said[:300]}") from None
+        except (OSError, ValueError) as reason:  # refused, cut off, or no HTTP at all
+            raise self._failure(f"it did not answer {path}: {reason}") from None
+
+    def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        raw = self._ask(path, None if body is None else json.dumps(body).encode("ascii"))
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failure(f"it answered {path} with something else than a JSON object: {raw[:100]!r}")
+        return answer
+
+    def _failure(self, what: str) -> ServiceError:
+        return ServiceError(
+            f"llama.cpp at {self.address}: {what}", "start it with `llama-server -m TARGET -md DRAFTER --metrics`"
+        )
+
+
+class LlamaCppServer(LlamaCppClient):
+    """A server in a child process; use as `with LlamaCppServer(settings, log) as server`.
 
     Args:
         settings: what to serve.
@@ -111,7 +217,7 @@ class LlamaCppServer:
             )
         try:
             self._send(json.dumps(described).encode("ascii") + b"\n")
-            self.address = self._await_address()
+            super().__init__(self._await_address(), patience=patience)
             self._get("/health")
         except BaseException:
             self.close()
@@ -140,50 +246,20 @@ class LlamaCppServer:
         if child.stdout is not None:
             child.stdout.close()
 
+    @property
+    @override
+    def room(self) -> int:
+        """Positions of a request, prompt and reply together."""
+        return self.settings.context // self.settings.slots
+
+    @override
     def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
-        """Continue a prompt greedily.
-
-        Args:
-            prompt: token ids.
-            max_new_tokens: the reply's limit.
-        Raises:
-            DataError: the prompt is empty or does not fit into the context.
-            ServiceError: the engine died or refused; quotes the end of its log.
-        """
-        room = self.settings.context // self.settings.slots
-        if not prompt or len(prompt) + max_new_tokens > room:
-            raise DataError(
-                f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {room} positions",
-                "raise `context`, or leave such prompts out",
-            )
-        before, start = self.counters(), self.log.stat().st_size
-        request = {
-            "prompt": list(prompt),
-            "n_predict": max_new_tokens,
-            "temperature": 0.0,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
-        began = time.perf_counter()
-        answer = json.loads(self._ask("/completion", json.dumps(request).encode("ascii")))
-        seconds = time.perf_counter() - began
-        shown = self.settings.log_level >= DRAFTS_SHOWN and self.settings.slots == 1
-        return Completion(
-            token_ids=tuple(answer["tokens"]),
-            ended=answer["stop_type"] == "eos",
-            predicted=answer["tokens_predicted"],
-            seconds=seconds,
-            counters=self.counters() - before,
-            blocks=tuple(parse_blocks(self._log_of_request(start))) if shown else (),
-        )
-
-    def counters(self) -> Counters:
-        """Totals since the server started.
-
-        Raises:
-            ServiceError: the engine died, or does not count.
-        """
-        return parse_metrics(self._get("/metrics").decode("utf-8"))
+        """As the client's; with the drafted blocks where the log shows them."""
+        start = self.log.stat().st_size
+        reply = super().complete(prompt, max_new_tokens)
+        if self.settings.log_level < DRAFTS_SHOWN or self.settings.slots != 1:
+            return reply
+        return replace(reply, blocks=tuple(parse_blocks(self._log_of_request(start))))
 
     def _log_of_request(self, start: int) -> list[str]:
         """The log from byte `start` on, once the engine's own thread has written it up to the end of the request."""
@@ -221,23 +297,7 @@ class LlamaCppServer:
             raise self._failure("it did not start" if ready else f"it was not up after {self._patience:g} s")
         return line
 
-    def _get(self, path: str) -> bytes:
-        return self._ask(path, None)
-
-    def _ask(self, path: str, body: bytes | None) -> bytes:
-        request = urllib.request.Request(self.address + path, body, {"Content-Type": "application/json"})
-        # An environment's proxy has no business between two processes of one machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=self._patience) as answer:
-                data: bytes = answer.read()
-                return data
-        except urllib.error.HTTPError as reason:
-            said = reason.read().decode("utf-8", errors="replace")
-            raise self._failure(f"it answered {path} with {reason.code}: {said[:300]}") from None
-        except (OSError, ValueError) as reason:  # refused, cut off, or no HTTP at all
-            raise self._failure(f"it did not answer {path}: {reason}") from None
-
+    @override
     def _failure(self, what: str) -> ServiceError:
         """The error for what happened, with how the process ended and what it said last."""
         try:

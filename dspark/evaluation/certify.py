@@ -15,6 +15,7 @@ from dspark.config.models import DType, EvaluationSettings, Sampling, ServingPro
 from dspark.decoding.records import RecordSet
 from dspark.errors import SettingsError
 from dspark.evaluation.acceptance import measure_acceptance
+from dspark.evaluation.agreement import compare_taus
 from dspark.evaluation.entry import (
     AgainstNone,
     Agreement,
@@ -28,7 +29,7 @@ from dspark.evaluation.entry import (
 )
 from dspark.evaluation.results import LosslessReport
 from dspark.io.progress import Progress
-from dspark.measured import Measured, bootstrap, ratio_of_sums
+from dspark.measured import Measured
 
 if TYPE_CHECKING:
     from dspark.corpus.prompts import PreparedPrompt
@@ -151,8 +152,7 @@ def certify_reference(
 def compare_offline(offline: RecordSet, engine: RecordSet, *, tolerance: float = TOLERANCE, seed: int = 0) -> Agreement:
     """tau of the evaluation and of the engine on the prompts that both decoded.
 
-    Half precision lets texts part ways at near-ties, so the two are compared as means over prompts: `agrees` within
-    the tolerance; beyond it `disagrees` if the difference is more than noise, `inconclusive` if it may be noise.
+    Half precision lets texts part ways at near-ties, so the two are compared as means over prompts.
 
     Raises:
         SettingsError: different temperatures or policies, or no prompt in common.
@@ -169,28 +169,7 @@ def compare_offline(offline: RecordSet, engine: RecordSet, *, tolerance: float =
         sides.append(
             (np.array([one.committed.sum() for one in cycles], float), np.array([len(one) for one in cycles], float))
         )
-    (offline_tokens, offline_cycles), (engine_tokens, engine_cycles) = sides
-
-    def relative(sample: np.ndarray[Any, np.dtype[np.intp]]) -> float:
-        if not (offline_cycles[sample].sum() and engine_cycles[sample].sum()):
-            return float("nan")
-        before = offline_tokens[sample].sum() / offline_cycles[sample].sum()
-        return float(engine_tokens[sample].sum() / engine_cycles[sample].sum() / before - 1)
-
-    difference = bootstrap(len(pairs), relative, seed=seed)
-    taus = [ratio_of_sums(tokens, cycles, seed=seed) for tokens, cycles in sides]
-    if difference is None or taus[0] is None or taus[1] is None:
-        raise SettingsError("evaluation or engine recorded no cycle on their common prompts")
-    low, high = difference.ci95
-    within = abs(difference.value) <= tolerance
-    return Agreement(
-        result="agrees" if within else "inconclusive" if low <= 0 <= high else "disagrees",
-        tolerance=tolerance,
-        prompts=len(pairs),
-        offline_tau=taus[0],
-        engine_tau=taus[1],
-        relative_difference=difference,
-    )
+    return compare_taus(*sides, tolerance=tolerance, seed=seed)
 
 
 def recommend(comparisons: Sequence[Comparison], gamma: int) -> tuple[Recommendation, ...]:

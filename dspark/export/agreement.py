@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from dspark.decoding.drafting import TorchProposer
-from dspark.decoding.draws import CounterDraws
-from dspark.decoding.loop import Batch
-from dspark.decoding.policies import Fixed
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.llamacpp import DRAFTS_SHOWN, Completion, LlamaCppServer, LlamaCppSettings, engine_version
-from dspark.engines.llamacpp_log import Counters, without_zeros_at_the_end
+from dspark.engines.llamacpp_log import Counters
+from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request
 from dspark.errors import DataError, GateError, ServiceError
 from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
 from dspark.export.report import AgreementReport, Count, EngineAgreement, Setting, judge_controls
@@ -31,41 +27,6 @@ from dspark.targets.loading import Target
 
 FEWEST_PROMPTS = 8
 _CONTROL_TOKEN = 3  # llama.cpp's kind of a token that is no text
-
-
-@dataclass(frozen=True)
-class ExpectedRequest:
-    """What llama.cpp should do with one prompt.
-
-    Attributes:
-        token_ids: the reply up to its limit, whatever ends it.
-        blocks: drafted tokens, [gamma], by the position of their anchor.
-        offered: how many of them are verified, by the same position.
-        accepted: how many of these are accepted, by the same position.
-    """
-
-    token_ids: tuple[int, ...]
-    blocks: dict[int, tuple[int, ...]]
-    offered: dict[int, int]
-    accepted: dict[int, int]
-
-    def until(self, end: int) -> ExpectedRequest:
-        """The same for a reply that ended before position `end`: blocks with anchors before it."""
-        kept = [position for position in self.blocks if position < end]
-        return ExpectedRequest(
-            self.token_ids,
-            {position: self.blocks[position] for position in kept},
-            {position: self.offered[position] for position in kept},
-            {position: self.accepted[position] for position in kept},
-        )
-
-    @property
-    def counters(self) -> Counters:
-        """What llama.cpp should count."""
-        accepted = list(self.accepted.values())
-        places = range(max(accepted, default=0))
-        counts = tuple(sum(count > place for count in accepted) for place in places)
-        return Counters(len(self.blocks), sum(self.offered.values()), sum(accepted), without_zeros_at_the_end(counts))
 
 
 def agree_with_llamacpp(
@@ -171,45 +132,6 @@ def judge_agreement(report: AgreementReport) -> None:
             "this is a fault of the export or of this engine's version; report it with the agreement report",
         )
     judge_controls(report.negative_controls, "llama.cpp")
-
-
-@torch.inference_mode()
-def expected_request(
-    target: Target, drafter: DSparkDrafter, prompt: Sequence[int], max_new_tokens: int
-) -> ExpectedRequest:
-    """Decode a prompt greedily with whole blocks, and cut them at the limit as llama.cpp does.
-
-    With R tokens still to say it verifies at most R - 1 drafts, since the target adds one of its own; the last token
-    is not drafted for, and that is no step. An end-of-sequence token ends nothing here: the drafts of the block that
-    holds it are counted to their end there, so that the caller cuts between blocks.
-    """
-    batch = Batch(
-        target,
-        TorchProposer(drafter),
-        [prompt],
-        [0],
-        max_new_tokens=max_new_tokens,
-        policy=Fixed(),
-        temperature=0.0,
-        draws=CounterDraws([0]),
-        eos_token_ids=frozenset(),
-    )
-    batch.prefill()
-    while batch.active:
-        batch.cycle()
-    decoded = batch.finished()[0]
-    blocks, offered, accepted = {}, {}, {}
-    said = 1  # by the prefill
-    cycles = decoded.cycles
-    for drafted, right, committed in zip(cycles.drafted, cycles.accepted, cycles.committed, strict=True):
-        count = min(cycles.gamma, max_new_tokens - said - 1)
-        if count > 0:
-            position = len(prompt) + said - 1
-            blocks[position] = tuple(int(token) for token in drafted)
-            offered[position] = count
-            accepted[position] = min(int(right), count)
-        said += int(committed)
-    return ExpectedRequest(tuple(decoded.token_ids), blocks, offered, accepted)
 
 
 def _run(

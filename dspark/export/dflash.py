@@ -7,11 +7,16 @@ ends the process (engine-formats.md, section 3). So everything is checked here, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from dspark.drafters.config import DrafterConfig
+from dspark.errors import DataError
 from dspark.io.gguffile import ARCHITECTURE, HEAD_NORMS, LAYER_TENSORS, MASK, TOKENIZER, TOKENS, GGUFFile, Key
+from dspark.io.jsonfile import validation_text
+from dspark.targets.record import TargetRecord
 
 DFLASH = "dflash"
 _ENDS = {
@@ -76,6 +81,58 @@ def drafter_keys(config: DrafterConfig) -> dict[str, Key]:
     }
 
 
+def drafter_config(file: GGUFFile, record: TargetRecord) -> DrafterConfig:
+    """The drafter that a file describes, as somebody else may have written it, for a target.
+
+    Raises:
+        DataError: not a DSpark drafter, one of a kind that is not known here, or another target's.
+    """
+
+    def refuse(what: str) -> DataError:
+        return DataError(f"{file.path.name}: {what}", "certify works on DSpark drafters in llama.cpp's format")
+
+    def value(name: str) -> Any:
+        if (found := file.value(name)) is None:
+            raise refuse(f"{name} is missing")
+        return found
+
+    if file.value(ARCHITECTURE) != DFLASH:
+        raise refuse(f"its architecture is {file.value(ARCHITECTURE)!r}, not {DFLASH!r}")
+    if (markov := file.shapes.get("markov_w1.weight")) is None:
+        raise refuse("it has no Markov head (markov_w1.weight): this is a DFlash drafter, not a DSpark one")
+    if file.value("dflash.sample_from_anchor") is False:
+        raise refuse("sample_from_anchor is false: its first slot drafts nothing, which is not supported")
+    if file.value("dflash.attention.causal"):
+        raise refuse("its blocks attend causally, which is not supported")
+    if file.value("dflash.attention.sliding_window"):
+        raise refuse("it has a sliding window, which is not supported")
+    if file.value("dflash.rope.scaling.type") not in (None, "none"):
+        raise refuse("its RoPE is scaled, which is not supported")
+    if (missing := [name for name in CONFIDENCE if name not in file.shapes]) != []:
+        raise refuse(f"it has no confidence head: {', '.join(missing)} missing")
+    try:
+        return DrafterConfig(
+            gamma=value("dflash.block_size"),
+            layers=value("dflash.block_count"),
+            taps=tuple(layer - 1 for layer in value("dflash.target_layers")),
+            mask_token_id=value(MASK),
+            hidden_size=value("dflash.embedding_length"),
+            intermediate_size=value("dflash.feed_forward_length"),
+            num_attention_heads=value("dflash.attention.head_count"),
+            num_key_value_heads=value("dflash.attention.head_count_kv"),
+            head_dim=value("dflash.attention.key_length"),
+            rms_norm_eps=value("dflash.attention.layer_norm_rms_epsilon"),
+            rope={"rope_type": "default", "rope_theta": value("dflash.rope.freq_base")},
+            max_position=value("dflash.context_length"),
+            vocab_size=markov[0],
+            markov_rank=markov[1],
+            target_model_type=record.model_type,
+            num_target_layers=record.num_layers,
+        )
+    except ValidationError as reason:
+        raise refuse(validation_text(reason)) from None
+
+
 def file_problems(file: GGUFFile, config: DrafterConfig, target: GGUFFile) -> list[str]:
     """Everything about a drafter's file that llama.cpp would stumble over or, worse, not notice.
 
@@ -88,7 +145,7 @@ def file_problems(file: GGUFFile, config: DrafterConfig, target: GGUFFile) -> li
         *_key_problems(file, config),
         *_target_problems(file, target),
         *_tokenizer_problems(file, target),
-        *_tensor_problems(file, config),
+        *tensor_problems(file, config),
     ]
 
 
@@ -146,7 +203,8 @@ def _tokenizer_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
     return problems
 
 
-def _tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
+def tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
+    """What is wrong with a file's tensors: their names, shapes and types."""
     expected = tensor_shapes(config)
     problems = [f"tensor {name} is missing" for name in expected if name not in file.shapes]
     problems += [f"tensor {name} is unexpected" for name in file.shapes if name not in expected]

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dspark.drafters.checkpoint import union_tensors
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import IntegrityError, SettingsError
-from dspark.export.dflash import CONFIDENCE, drafter_keys, file_problems, tensor_names, unsupported
+from dspark.errors import DataError, IntegrityError, SettingsError
+from dspark.export.dflash import (
+    CONFIDENCE,
+    drafter_config,
+    drafter_keys,
+    file_problems,
+    tensor_names,
+    tensor_problems,
+    unsupported,
+)
 from dspark.io.gguffile import (
     FILE_TYPE,
     MASK,
@@ -29,6 +38,7 @@ from dspark.io.gguffile import (
     read_gguf,
     write_gguf,
 )
+from dspark.targets.loading import Target
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,33 @@ def read_drafter_gguf(path: Path, config: DrafterConfig, target: GGUFFile) -> Dr
     if broken:
         raise IntegrityError(f"{path}: not finite: {', '.join(broken)}", "train the drafter again")
     return DrafterGGUF(file, {name: tensors[stored] for name, stored in tensor_names(config.layers).items()})
+
+
+def load_drafter_gguf(path: Path, target: Target) -> DSparkDrafter:
+    """The drafter of a file that anybody may have written, on a target's embedding and head; float32.
+
+    Raises:
+        IntegrityError: not a GGUF file, or its tensors are not those that its keys describe.
+        DataError: not a DSpark drafter for this target.
+    """
+    file = read_gguf(path)
+    config = drafter_config(file, target.record)
+    for what, found, expected in (
+        ("vocabulary", config.vocab_size, target.record.vocab_physical),
+        ("hidden size", config.hidden_size, target.record.hidden_size),
+    ):
+        if found != expected:
+            raise DataError(
+                f"{path.name}: its {what} is {found}, that of target {target.record.name} is {expected}",
+                "name the target that the drafter was trained for",
+            )
+    if problems := tensor_problems(file, config):
+        raise IntegrityError(f"{path}: {'; '.join(problems)}", "fetch or convert the drafter again")
+    tensors = file.tensors()
+    drafter = DSparkDrafter(config, target.embedding, target.head)
+    state = {name: torch.tensor(tensors[stored]) for name, stored in tensor_names(config.layers).items()}
+    drafter.load_state_dict(state)
+    return drafter.float().eval().requires_grad_(False)
 
 
 def _content(

@@ -17,9 +17,10 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.llamacpp import Completion
 from dspark.engines.llamacpp_log import Counters, DraftedBlock
+from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request
 from dspark.errors import DataError, GateError
 from dspark.export import agreement
-from dspark.export.agreement import ExpectedRequest, agree_with_llamacpp, compare_requests, judge_agreement
+from dspark.export.agreement import agree_with_llamacpp, compare_requests, judge_agreement
 from dspark.export.report import AgreementReport, Setting
 from dspark.io.gguffile import Key, write_gguf
 from dspark.io.jsonfile import read_model, write_model
@@ -117,7 +118,7 @@ def test_the_last_blocks_are_cut_as_the_engine_cuts_them(tmp_path: Path):
     """With R tokens left R - 1 drafts are verified, none where one is left; worked out from the plain reply alone."""
     target, drafter, _ = tiny(tmp_path, "llama")
     limit, prompt = 9, [5, 9, 77, 30]
-    expected = agreement.expected_request(target, drafter, prompt, limit)
+    expected = expected_request(target, drafter, prompt, limit)
     said = 1
     for position, drafted in expected.blocks.items():
         assert position == len(prompt) + said - 1

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from dspark.drafters.checkpoint import UNREACHABLE, union_tensors
-from dspark.errors import IntegrityError, SettingsError
+from dspark.errors import DataError, IntegrityError, SettingsError
+from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.export.dflash import drafter_keys, file_problems, unsupported
-from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
-from dspark.io.gguffile import GGUFFile, Key, read_gguf
+from dspark.export.gguf import load_drafter_gguf, read_drafter_gguf, write_drafter_gguf, write_with_fault
+from dspark.io.gguffile import GGUFFile, Key, TensorSource, read_gguf, write_gguf
 
 VOCABULARY, HIDDEN, LAYERS = 61, 24, 6
 MASK = "tokenizer.ggml.mask_token_id"
@@ -220,6 +221,78 @@ def test_what_llamacpp_cannot_run_is_refused_with_the_reason(make: Any, tmp_path
         with pytest.raises(SettingsError, match=reason):
             write_drafter_gguf(tmp_path / "d.gguf", made.drafter, target_file())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    """A target, a drafter for it, and its file as anybody might have written it."""
+    target = tiny_target(VOCABULARY)
+    drafter = tiny_drafter(target, 3)
+    path = tmp_path_factory.mktemp("foreign") / "drafter.gguf"
+    sizes = {"llama.block_count": Key(3, "UINT32"), "llama.embedding_length": Key(32, "UINT32")}
+    write_drafter_gguf(path, drafter, target_file(**sizes))
+    return target, drafter, path
+
+
+def test_a_file_from_elsewhere_becomes_the_drafter_that_it_describes(foreign: tuple[Any, Any, Path]):
+    target, drafter, path = foreign
+    loaded = load_drafter_gguf(path, target)
+    assert loaded.config.model_dump() == drafter.config.model_dump() | {
+        "rms_norm_eps": float(np.float32(drafter.config.rms_norm_eps)),
+        "rope": {"rope_type": "default", "rope_theta": float(np.float32(drafter.config.rope["rope_theta"]))},
+    }
+    for name, values in loaded.state_dict().items():
+        assert torch.equal(values, drafter.state_dict()[name]), name
+    assert loaded.head is target.head or torch.equal(loaded.head, target.head)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"general.architecture": Key("llama", "STRING")}, "its architecture is 'llama', not 'dflash'"),
+        ({"dflash.sample_from_anchor": Key(False, "BOOL")}, "its first slot drafts nothing"),
+        ({"dflash.attention.causal": Key(True, "BOOL")}, "attend causally"),
+        ({"dflash.attention.sliding_window": Key(2048, "UINT32")}, "sliding window"),
+        ({"dflash.rope.scaling.type": Key("yarn", "STRING")}, "RoPE is scaled"),
+        ({"dflash.block_size": None}, "dflash.block_size is missing"),
+        ({MASK: None}, f"{MASK} is missing"),
+        ({"dflash.target_layers": Key([1, 3], "INT32")}, "tap 2 is the last"),
+        ({"dflash.embedding_length": Key(48, "UINT32")}, "its hidden size is 48, that of target tiny is 32"),
+    ],
+)
+def test_drafters_of_another_kind_are_refused(
+    foreign: tuple[Any, Any, Path], tmp_path: Path, changes: dict[str, Key | None], said: str
+):
+    target, _, path = foreign
+    file = read_gguf(path)
+    keys = {name: key for name, key in {**file.keys, **changes}.items() if key is not None}
+    tensors = {name: TensorSource(values.shape, lambda v=values: v, "F32") for name, values in file.tensors().items()}
+    write_gguf(tmp_path / "d.gguf", keys, tensors)
+    with pytest.raises(DataError, match=re.escape(said)):
+        load_drafter_gguf(tmp_path / "d.gguf", target)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "error", "said"),
+    [
+        ("markov_w1.weight", DataError, "this is a DFlash drafter, not a DSpark one"),
+        ("conf_proj.bias", DataError, "no confidence head: conf_proj.bias missing"),
+        ("blk.0.attn_q.weight", IntegrityError, "tensor blk.0.attn_q.weight is missing"),
+    ],
+)
+def test_drafters_without_a_part_are_refused(
+    foreign: tuple[Any, Any, Path], tmp_path: Path, dropped: str, error: type[Exception], said: str
+):
+    target, _, path = foreign
+    file = read_gguf(path)
+    tensors = {
+        name: TensorSource(values.shape, lambda v=values: v, "F32")
+        for name, values in file.tensors().items()
+        if name != dropped
+    }
+    write_gguf(tmp_path / "d.gguf", file.keys, tensors)
+    with pytest.raises(error, match=re.escape(said)):
+        load_drafter_gguf(tmp_path / "d.gguf", target)
 
 
 def test_the_keys_of_a_config_are_json(trained: Any):

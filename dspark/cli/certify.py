@@ -1,0 +1,81 @@
+"""`dspark certify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dspark.cli.options import as_json, print_json, print_table, workspace_of
+from dspark.errors import GateError
+
+if TYPE_CHECKING:
+    from dspark.evaluation.server import ServerCertificate
+
+
+@click.command()
+@click.option("--drafter", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Its GGUF file.")
+@click.option("--url", required=True, metavar="URL", help="A llama.cpp server that runs with it and with --metrics.")
+@click.option("--target", required=True, metavar="NAME", help="The target of pipeline/targets that it serves.")
+@click.option("--domain", "domains", multiple=True, metavar="NAME", help="Prompts of this domain only. Repeatable.")
+@click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="Prompts of each domain.")
+@click.option("--new-tokens", default=96, show_default=True, type=click.IntRange(2), help="Limit of each reply.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the certificate there, as JSON.")
+@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@as_json
+@click.pass_context
+def certify(
+    context: click.Context,
+    drafter: Path,
+    url: str,
+    target: str,
+    domains: tuple[str, ...],
+    prompts: int,
+    new_tokens: int,
+    out: Path | None,
+    quiet: bool,
+    json_output: bool,
+) -> None:
+    """Compare what a running server accepts with what its drafter should get accepted; exit code 6 if they differ.
+
+    Nothing is trained. The server must not serve others meanwhile.
+    """
+    from dspark.cli.display import shown
+    from dspark.io.jsonfile import model_json, write_model
+    from dspark.workspace.certify import CertifyRequest
+    from dspark.workspace.certify import certify as certify_drafter
+
+    request = CertifyRequest(drafter, url, target, domains, prompts, new_tokens)
+    with shown(quiet=quiet, events=None) as listener:
+        certificate = certify_drafter(workspace_of(context), request, listener)
+    if out is not None:
+        write_model(out, certificate)
+    if json_output:
+        print_json(model_json(certificate))
+    else:
+        _show(certificate)
+    if certificate.tau.result == "disagrees":
+        raise GateError(
+            f"tau is {certificate.tau.engine_tau.value:.3f} in the engine and "
+            f"{certificate.tau.offline_tau.value:.3f} offline, more than {certificate.tau.tolerance:.0%} apart",
+            "compare taps, RoPE base, mask token and quantisation of the drafter's file with its checkpoint",
+        )
+
+
+def _show(certificate: ServerCertificate) -> None:
+    tau = certificate.tau
+    positions = "  ".join(f"{one.engine}/{one.offline}" for one in certificate.accepted_by_position)
+    print_table(
+        [
+            ("engine", f"{certificate.engine}, {certificate.served_target}"),
+            ("drafter", f"{certificate.drafter}, gamma {certificate.gamma}, {certificate.n_max} drafts a block"),
+            ("prompts", f"{certificate.prompts}, up to {certificate.max_new_tokens} tokens each"),
+            ("tau in the engine", str(tau.engine_tau)),
+            ("tau offline", str(tau.offline_tau)),
+            ("difference", f"{tau.relative_difference.value:+.2%}, tolerance {tau.tolerance:.0%}: {tau.result}"),
+            ("accepted by position", f"{positions}  (engine/offline)"),
+            ("equal counters", f"{certificate.prompts_with_equal_counters} of {certificate.prompts} prompts"),
+            ("tokens/s as served", str(certificate.tokens_per_second)),
+        ]
+    )

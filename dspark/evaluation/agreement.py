@@ -1,0 +1,47 @@
+"""tau offline against tau in an engine, on the same prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.errors import SettingsError
+from dspark.evaluation.entry import Agreement
+from dspark.measured import bootstrap, ratio_of_sums
+
+Counts = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def compare_taus(offline: Counts, engine: Counts, *, tolerance: float, seed: int = 0) -> Agreement:
+    """`agrees` within the tolerance; beyond it `disagrees` if it is more than noise, `inconclusive` if it may be noise.
+
+    Args:
+        offline, engine: tokens committed in cycles, and cycles, per prompt [n] each, in the same order.
+        tolerance: of the relative difference of the pooled taus.
+    Raises:
+        SettingsError: one side has no cycle.
+    """
+    (offline_tokens, offline_cycles), (engine_tokens, engine_cycles) = offline, engine
+
+    def relative(sample: NDArray[np.intp]) -> float:
+        if not (offline_cycles[sample].sum() and engine_cycles[sample].sum()):
+            return float("nan")
+        before = offline_tokens[sample].sum() / offline_cycles[sample].sum()
+        return float(engine_tokens[sample].sum() / engine_cycles[sample].sum() / before - 1)
+
+    difference = bootstrap(len(offline_tokens), relative, seed=seed)
+    taus: list[Any] = [ratio_of_sums(*side, seed=seed) for side in (offline, engine)]
+    if difference is None or None in taus:
+        raise SettingsError("evaluation or engine recorded no cycle on their common prompts")
+    low, high = difference.ci95
+    within = abs(difference.value) <= tolerance
+    return Agreement(
+        result="agrees" if within else "inconclusive" if low <= 0 <= high else "disagrees",
+        tolerance=tolerance,
+        prompts=len(offline_tokens),
+        offline_tau=taus[0],
+        engine_tau=taus[1],
+        relative_difference=difference,
+    )

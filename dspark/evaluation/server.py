@@ -1,0 +1,203 @@
+"""Certify the drafter that a running llama.cpp server speculates with: its own counters against the loop in torch.
+
+The server answers; torch replays the loop on exactly those answers, so that nothing hangs on how either decided
+near-ties. Where the two count differently, the engine does not draft what the drafter was trained to draft.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.engines.llamacpp import Completion, LlamaCppClient
+from dspark.engines.llamacpp_log import Counters
+from dspark.engines.llamacpp_loop import ExpectedRequest, replay
+from dspark.errors import DataError, ServiceError
+from dspark.evaluation.agreement import compare_taus
+from dspark.evaluation.entry import Agreement
+from dspark.evaluation.results import Model
+from dspark.io.progress import Progress
+from dspark.measured import Measured, ratio_of_sums
+from dspark.targets.loading import Target
+
+TOLERANCE = 0.02  # relative difference of tau
+
+
+class Position(Model):
+    """Tokens accepted at one place of the blocks."""
+
+    engine: int
+    offline: int
+
+
+class ServerCertificate(Model):
+    """What `dspark certify` writes."""
+
+    schema_: Literal["dspark/server-certificate/1"] = Field(default="dspark/server-certificate/1", alias="schema")
+    engine: str
+    target: str
+    target_digest: str
+    served_target: str  # the file that the server says it serves
+    drafter: str
+    drafter_sha256: str
+    measured_at: str  # ISO 8601, UTC
+    prompts: int
+    max_new_tokens: int
+    n_max: int  # drafts of a block that the server verifies at most, from its counters
+    gamma: int
+    tau: Agreement
+    accepted_by_position: tuple[Position, ...]
+    prompts_with_equal_counters: int
+    tokens_per_second: Measured  # of one request after the other, prefill and transport included
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt: what the server did and what it should have done."""
+
+    prompt: Sequence[int]
+    reply: Completion
+    expected: ExpectedRequest
+
+
+def certify_server(
+    client: LlamaCppClient,
+    target: Target,
+    drafter: DSparkDrafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    drafter_file: Path,
+    drafter_sha256: str,
+    max_new_tokens: int = 96,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ServerCertificate:
+    """Ask every prompt once, greedily, and compare the counters with a replay.
+
+    Args:
+        client: the server; no one else may use it meanwhile, as its counters are of everybody together.
+        target: the weights that the server has, as near as they can be had here.
+        drafter: the one that the server has.
+        prompts: token ids.
+        drafter_file, drafter_sha256: named in the certificate.
+        max_new_tokens: of each reply.
+        tolerance: of the relative difference of tau.
+    Raises:
+        DataError: no prompts.
+        ServiceError: the server does not answer, does not speculate, or serves others at the same time.
+    """
+    if not prompts:
+        raise DataError("there are no prompts to certify on")
+    progress = progress or Progress()
+    properties = client.properties()
+    progress.start("ask the server", len(prompts), unit="prompts")
+    replies = []
+    for prompt in prompts:
+        reply = client.complete(prompt, max_new_tokens)
+        _refuse_other_traffic(client, drafter, reply)
+        replies.append(reply)
+        progress.advance()
+    if not any(one.counters.steps for one in replies):
+        raise ServiceError(
+            f"llama.cpp at {client.address} drafted nothing for {len(prompts)} prompts",
+            "start it with the drafter (`-md DRAFTER.gguf`), and with `--spec-draft-p-min 0`",
+        )
+    n_max = _served_n_max(target, drafter, prompts, replies, max_new_tokens)
+    progress.start("replay in torch", len(prompts), unit="prompts")
+    asked = []
+    for prompt, reply in zip(prompts, replies, strict=True):
+        asked.append(Asked(prompt, reply, _replay(target, drafter, prompt, reply, max_new_tokens, n_max)))
+        progress.advance()
+    return ServerCertificate(
+        engine=f"llama.cpp {properties.get('build_info', 'of an unknown build')}",
+        target=target.record.name,
+        target_digest=target.record.digest,
+        served_target=Path(str(properties.get("model_path", "unknown"))).name,
+        drafter=drafter_file.name,
+        drafter_sha256=drafter_sha256,
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        prompts=len(prompts),
+        max_new_tokens=max_new_tokens,
+        n_max=n_max,
+        gamma=drafter.config.gamma,
+        tau=compare_taus(
+            _tau_counts([one.expected.counters for one in asked]),
+            _tau_counts([one.reply.counters for one in asked]),
+            tolerance=tolerance,
+            seed=seed,
+        ),
+        accepted_by_position=_by_position(asked),
+        prompts_with_equal_counters=sum(one.reply.counters == one.expected.counters for one in asked),
+        tokens_per_second=_speed(replies, seed),
+    )
+
+
+def _refuse_other_traffic(client: LlamaCppClient, drafter: DSparkDrafter, reply: Completion) -> None:
+    """A reply's steps and accepted tokens are its tokens, but for those behind an ending one."""
+    counted = reply.counters.steps + reply.counters.accepted
+    if counted > reply.predicted + drafter.config.gamma:
+        raise ServiceError(
+            f"llama.cpp at {client.address} counted {counted} tokens for a reply of {reply.predicted}: "
+            "others use it at the same time",
+            "certify on a server without other traffic",
+        )
+
+
+def _served_n_max(
+    target: Target,
+    drafter: DSparkDrafter,
+    prompts: Sequence[Sequence[int]],
+    replies: Sequence[Completion],
+    max_new_tokens: int,
+) -> int:
+    """The number of drafts per block that explains what was verified for the longest reply."""
+    longest = max(range(len(replies)), key=lambda number: len(replies[number].token_ids))
+    drafted = replies[longest].counters.drafted
+
+    def gap(n_max: int) -> int:
+        found = _replay(target, drafter, prompts[longest], replies[longest], max_new_tokens, n_max)
+        return abs(found.counters.drafted - drafted)
+
+    return min(range(1, drafter.config.gamma + 1), key=gap)
+
+
+def _replay(
+    target: Target,
+    drafter: DSparkDrafter,
+    prompt: Sequence[int],
+    reply: Completion,
+    max_new_tokens: int,
+    n_max: int,
+) -> ExpectedRequest:
+    return replay(target, drafter, prompt, reply.token_ids, max_new_tokens, ended=reply.ended, n_max=n_max)
+
+
+def _tau_counts(counters: Sequence[Counters]) -> tuple[Any, Any]:
+    """Tokens committed in steps, and steps, per prompt."""
+    steps = np.array([one.steps for one in counters], float)
+    return steps + np.array([one.accepted for one in counters], float), steps
+
+
+def _by_position(asked: Sequence[Asked]) -> tuple[Position, ...]:
+    sides = [[one.reply.counters for one in asked], [one.expected.counters for one in asked]]
+    length = max((len(one.per_position) for side in sides for one in side), default=0)
+    engine, offline = (
+        [sum(sum(one.per_position[place : place + 1]) for one in side) for place in range(length)] for side in sides
+    )
+    return tuple(Position(engine=one, offline=other) for one, other in zip(engine, offline, strict=True))
+
+
+def _speed(replies: Sequence[Completion], seed: int) -> Measured:
+    tokens = np.array([one.predicted for one in replies], float)
+    found = ratio_of_sums(tokens, np.array([one.seconds for one in replies], float), seed=seed)
+    if found is None:
+        raise ServiceError("the server answered in no time at all", "this is a fault of dspark: please report it")
+    return found

@@ -1,0 +1,111 @@
+"""`dspark certify`: an existing drafter on a server that runs already. Nothing is trained, nothing is built."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark.config.build import FOLDERS
+from dspark.config.declared import declared_names, read_declared
+from dspark.config.models import CorpusSettings, DomainSpec
+from dspark.corpus.prompts import read_prompts
+from dspark.errors import DataError, SettingsError
+from dspark.evaluation.server import ServerCertificate, certify_server
+from dspark.io.digest import digest_file
+from dspark.io.progress import Progress, install_stop_signals
+from dspark.targets.catalogue import read_target
+from dspark.targets.loading import Target
+from dspark.targets.materialise import materialise
+from dspark.workspace.layout import Workspace
+from dspark.workspace.listener import ListenedProgress, Listener
+from dspark.workspace.lock import run_lock
+
+STAGE = "certify"
+
+
+@dataclass(frozen=True)
+class CertifyRequest:
+    """What was asked for.
+
+    Attributes:
+        drafter: a GGUF file for llama.cpp.
+        url: of the server that speculates with it.
+        target: a target of the workspace: the weights that the server has.
+        domains: to take prompts from; empty: all of the workspace.
+        prompts_per_domain: at most.
+        max_new_tokens: of each reply.
+    """
+
+    drafter: Path
+    url: str
+    target: str
+    domains: tuple[str, ...] = ()
+    prompts_per_domain: int = 8
+    max_new_tokens: int = 96
+
+
+def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -> ServerCertificate:
+    """Fetch the target if need be, take eval prompts of the workspace's domains, and certify.
+
+    Raises:
+        SettingsError: no such target or domain.
+        DataError, IntegrityError: the drafter's file is none, or another target's.
+        ServiceError: the server cannot be reached, or does not do what is needed.
+    """
+    from dspark.engines.llamacpp import LlamaCppClient
+    from dspark.export.gguf import load_drafter_gguf
+    from dspark.targets.loading import load_target
+
+    if not request.drafter.is_file():
+        raise DataError(f"{request.drafter}: file not found", "name the drafter's GGUF file")
+    spec = read_target(workspace.root / FOLDERS["target"], request.target, root=workspace.root)
+    client = LlamaCppClient(request.url)
+    client.properties()  # a server that is not there is said at once
+    install_stop_signals()
+    progress = ListenedProgress(listener, f"{STAGE}@{request.target}")
+    started = time.monotonic()
+    with run_lock(workspace, f"dspark certify {request.drafter.name}", listener.note):
+        record = materialise(spec, root=workspace.root, progress=progress)
+        target = load_target(record, workspace.root, dtype="float32")
+        drafter = load_drafter_gguf(request.drafter, target)
+        prompts = _prompts(workspace, request, target, progress)
+        certificate = certify_server(
+            client,
+            target,
+            drafter,
+            prompts,
+            drafter_file=request.drafter,
+            drafter_sha256=digest_file(request.drafter),
+            max_new_tokens=request.max_new_tokens,
+            progress=progress,
+        )
+    progress.end(time.monotonic() - started)
+    return certificate
+
+
+def _prompts(workspace: Workspace, request: CertifyRequest, target: Target, progress: Progress) -> list[list[int]]:
+    """The first eval prompts of each domain, as a build on the same domains would have them."""
+    import tempfile
+
+    from dspark.corpus.prepare import prepare_prompts
+    from dspark.evaluation.decoding import first_prompts
+
+    folder = workspace.root / FOLDERS["domain"]
+    known = declared_names(folder)
+    names = request.domains or tuple(known)
+    specs = [read_declared(folder, name, DomainSpec, word="domain", root=workspace.root) for name in names]
+    trained = tuple(spec.name for spec in specs if not spec.evaluation_only)
+    if not specs:
+        raise SettingsError(f"{folder} declares no domains", "add one, or restore the folder")
+    settings = CorpusSettings(
+        name="certify",
+        target=request.target,
+        domains=trained,
+        evaluation_domains=tuple(spec.name for spec in specs if spec.evaluation_only),
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "prompts"
+        prepare_prompts(settings, specs, folder, target.template, out, progress)
+        chosen = first_prompts(read_prompts(out / "eval.jsonl"), request.prompts_per_domain)
+    return [list(prompt.token_ids) for prompt in chosen]

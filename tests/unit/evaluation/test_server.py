@@ -1,0 +1,93 @@
+"""Certifying a server: against one that counts as the loop does, and ones that don't. No engine is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark.engines.llamacpp import Completion, LlamaCppClient
+from dspark.engines.llamacpp_log import Counters
+from dspark.engines.llamacpp_loop import expected_request, replay
+from dspark.errors import DataError, ServiceError
+from dspark.evaluation.server import certify_server
+from dspark.evaluation.tiny import tiny_drafter, tiny_target
+
+PROMPTS = [[3, 4, 5], [7, 7, 8, 9, 2, 30], [20], [11, 12, 13, 14], [9, 9], [2, 5, 2, 5]]
+LIMIT = 24
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    target = tiny_target(40, spread=0.4, seed=3)
+    return target, tiny_drafter(target, 4, seed=1)
+
+
+class Server(LlamaCppClient):
+    """Answers as the loop says that llama.cpp does, with `drafter` in it."""
+
+    def __init__(self, target: Any, drafter: Any, n_max: int = 4) -> None:
+        super().__init__("http://nowhere:1/")
+        self.target, self.drafter, self.n_max = target, drafter, n_max
+
+    def properties(self) -> dict[str, Any]:
+        return {"build_info": "b1", "model_path": "/models/t.gguf", "default_generation_settings": {"n_ctx": 99}}
+
+    def complete(self, prompt: Any, max_new_tokens: int) -> Completion:
+        said = expected_request(self.target, self.drafter, prompt, max_new_tokens).token_ids
+        done = replay(self.target, self.drafter, prompt, said, max_new_tokens, ended=False, n_max=self.n_max)
+        return Completion(said, False, len(said), 0.5, done.counters)
+
+
+def certify(server: Server, pair: tuple[Any, Any], **changes: Any) -> Any:
+    fields = {"drafter_file": Path("d.gguf"), "drafter_sha256": "0" * 64, "max_new_tokens": LIMIT}
+    return certify_server(server, *pair, PROMPTS, **(fields | changes))
+
+
+@pytest.mark.parametrize("n_max", [1, 2, 4])
+def test_a_server_that_does_what_the_loop_does_agrees_to_the_counter(pair: tuple[Any, Any], n_max: int) -> None:
+    found = certify(Server(*pair, n_max=n_max), pair)
+    assert (found.tau.result, found.tau.relative_difference.value) == ("agrees", 0.0)
+    assert found.prompts_with_equal_counters == found.prompts == len(PROMPTS)
+    assert (found.n_max, found.gamma, found.served_target) == (n_max, 4, "t.gguf")
+    assert all(one.engine == one.offline for one in found.accepted_by_position)
+    assert found.tokens_per_second.value == pytest.approx(LIMIT / 0.5)
+
+
+def test_a_server_that_accepts_less_disagrees(pair: tuple[Any, Any]) -> None:
+    """Every accepted token beyond the first of a block is lost: tau falls, with it every position but one."""
+
+    class Lossy(Server):
+        def complete(self, prompt: Any, max_new_tokens: int) -> Completion:
+            reply = super().complete(prompt, max_new_tokens)
+            steps, accepted = reply.counters.steps, reply.counters.accepted
+            return replace(reply, counters=Counters(steps + accepted, reply.counters.drafted + accepted, 0, ()))
+
+    found = certify(Lossy(*pair), pair)
+    assert found.tau.engine_tau.value == 1.0
+    assert found.tau.result == "disagrees" and found.tau.relative_difference.ci95[1] < 0
+
+
+def test_a_server_without_drafts_and_one_with_other_traffic_are_refused(pair: tuple[Any, Any]) -> None:
+    class Plain(Server):
+        def complete(self, prompt: Any, max_new_tokens: int) -> Completion:
+            return replace(super().complete(prompt, max_new_tokens), counters=Counters())
+
+    class Busy(Server):
+        def complete(self, prompt: Any, max_new_tokens: int) -> Completion:
+            return replace(super().complete(prompt, max_new_tokens), counters=Counters(90, 300, 10, (10,)))
+
+    with pytest.raises(ServiceError, match="drafted nothing for 6 prompts"):
+        certify(Plain(*pair), pair)
+    with pytest.raises(ServiceError, match="counted 100 tokens for a reply of 24: others use it"):
+        certify(Busy(*pair), pair)
+    with pytest.raises(DataError, match="no prompts"):
+        certify_server(Server(*pair), *pair, [], drafter_file=Path("d"), drafter_sha256="")
+
+
+def test_a_server_that_is_not_there_says_how_to_start_it(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(ServiceError, match="did not answer /props") as caught:
+        LlamaCppClient("http://127.0.0.1:9", patience=2).properties()
+    assert "--metrics" in str(caught.value.hint)
