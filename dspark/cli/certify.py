@@ -55,10 +55,9 @@ def certify(
         print_json(model_json(certificate))
     else:
         _show(certificate)
-    if certificate.tau.result == "disagrees":
+    if certificate.verdict == "disagrees":
         raise GateError(
-            f"tau is {certificate.tau.engine_tau.value:.3f} in the engine and "
-            f"{certificate.tau.offline_tau.value:.3f} offline, more than {certificate.tau.tolerance:.0%} apart",
+            f"{certificate.drafter}: {certificate.reason}",
             "compare taps, RoPE base, mask token and quantisation of the drafter's file with its checkpoint",
         )
 
@@ -77,5 +76,9 @@ def _show(certificate: ServerCertificate) -> None:
             ("accepted by position", f"{positions}  (engine/offline)"),
             ("equal counters", f"{certificate.prompts_with_equal_counters} of {certificate.prompts} prompts"),
             ("tokens/s as served", str(certificate.tokens_per_second)),
+            (
+                "verdict",
+                certificate.verdict if certificate.reason is None else f"{certificate.verdict}: {certificate.reason}",
+            ),
         ]
     )

@@ -50,6 +50,7 @@ def certify(server: Server, pair: tuple[Any, Any], **changes: Any) -> Any:
 def test_a_server_that_does_what_the_loop_does_agrees_to_the_counter(pair: tuple[Any, Any], n_max: int) -> None:
     found = certify(Server(*pair, n_max=n_max), pair)
     assert (found.tau.result, found.tau.relative_difference.value) == ("agrees", 0.0)
+    assert (found.verdict, found.reason) == ("agrees", None)
     assert found.prompts_with_equal_counters == found.prompts == len(PROMPTS)
     assert (found.n_max, found.gamma, found.served_target) == (n_max, 4, "t.gguf")
     assert all(one.engine == one.offline for one in found.accepted_by_position)
@@ -67,7 +68,26 @@ def test_a_server_that_accepts_less_disagrees(pair: tuple[Any, Any]) -> None:
 
     found = certify(Lossy(*pair), pair)
     assert found.tau.engine_tau.value == 1.0
-    assert found.tau.result == "disagrees" and found.tau.relative_difference.ci95[1] < 0
+    assert found.tau.result == found.verdict == "disagrees" and found.tau.relative_difference.ci95[1] < 0
+    assert "tau is 1.000 in the engine" in found.reason
+
+
+def test_equal_means_of_unequal_prompts_disagree(pair: tuple[Any, Any]) -> None:
+    """One token accepted more in half of the prompts, one fewer in the others: what shifted taps look like."""
+
+    class Shuffled(Server):
+        asked = 0
+
+        def complete(self, prompt: Any, max_new_tokens: int) -> Completion:
+            reply = super().complete(prompt, max_new_tokens)
+            self.asked += 1
+            change = 1 if self.asked % 2 else -1
+            old = reply.counters
+            return replace(reply, counters=replace(old, accepted=old.accepted + change))
+
+    found = certify(Shuffled(*pair), pair)
+    assert found.tau.result == "agrees" and found.prompts_with_equal_counters == 0
+    assert found.verdict == "disagrees" and "only 0 of 6 prompts" in found.reason
 
 
 def test_a_server_without_drafts_and_one_with_other_traffic_are_refused(pair: tuple[Any, Any]) -> None:
