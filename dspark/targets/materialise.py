@@ -19,7 +19,7 @@ from dspark.targets import hub, layout, shelf, wheel
 from dspark.targets.record import STORE, TargetRecord, public_id, public_source, read_record, spread_taps
 
 # Raised whenever the same source would give other files: it is part of what finds them again.
-REVISION = 1
+REVISION = 2
 
 
 def materialise(spec: TargetSpec, *, root: Path, progress: Progress | None = None) -> TargetRecord:
