@@ -48,7 +48,7 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
         "name": profile.name,
         "description": profile.description,
         "engine": f"{profile.engine} {profile.engine_versions or ''}".strip(),
-        "hardware": f"{profile.hardware.count} x {profile.hardware.accelerator}",
+        "hardware": str(profile.hardware),
         "parallelism": f"tensor {spread.tensor}, pipeline {spread.pipeline}, data {spread.data}",
         "requests at a time": str(limits.requests or ""),
         "context": f"{limits.context} tokens" if limits.context else "",

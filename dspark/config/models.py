@@ -296,6 +296,9 @@ class Hardware(Settings):
     accelerator: str = "cpu"  # as its vendor calls it
     count: Count = 1
 
+    def __str__(self) -> str:
+        return f"{self.count} x {self.accelerator}"
+
 
 class Parallelism(Settings):
     """How a model is spread over accelerators: each degree multiplies the number of them that serve together."""

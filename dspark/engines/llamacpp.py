@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -104,9 +105,9 @@ class LlamaCppClient:
             raise self._failure("it does not answer /props as llama.cpp's server does")
         return answer
 
-    @property
+    @cached_property
     def room(self) -> int:
-        """Positions of a request, prompt and reply together."""
+        """Positions of a request, prompt and reply together; asked once."""
         return int(self.properties()["default_generation_settings"]["n_ctx"])
 
     def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
@@ -246,7 +247,7 @@ class LlamaCppServer(LlamaCppClient):
         if child.stdout is not None:
             child.stdout.close()
 
-    @property
+    @cached_property
     @override
     def room(self) -> int:
         """Positions of a request, prompt and reply together."""

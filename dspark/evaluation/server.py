@@ -67,7 +67,6 @@ class ServerCertificate(Model):
 class Asked:
     """One prompt: what the server did and what it should have done."""
 
-    prompt: Sequence[int]
     reply: Completion
     expected: ExpectedRequest
 
@@ -119,7 +118,7 @@ def certify_server(
     progress.start("replay in torch", len(prompts), unit="prompts")
     asked = []
     for prompt, reply in zip(prompts, replies, strict=True):
-        asked.append(Asked(prompt, reply, _replay(target, drafter, prompt, reply, max_new_tokens, n_max)))
+        asked.append(Asked(reply, _replay(target, drafter, prompt, reply, max_new_tokens, n_max)))
         progress.advance()
     tau = compare_taus(
         _tau_counts([one.expected.counters for one in asked]),

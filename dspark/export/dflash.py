@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dspark.drafters.config import DrafterConfig
 from dspark.errors import DataError
-from dspark.io.gguffile import ARCHITECTURE, HEAD_NORMS, LAYER_TENSORS, MASK, TOKENIZER, TOKENS, GGUFFile, Key
+from dspark.io.gguffile import ARCHITECTURE, HEAD_NORMS, LAYER_TENSORS, MASK, TOKENS, GGUFFile, Key
 from dspark.io.jsonfile import validation_text
 from dspark.targets.record import TargetRecord
 
@@ -186,7 +186,7 @@ def _target_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
 def _tokenizer_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
     def of(one: GGUFFile) -> Mapping[str, Key]:
         # The target may name a mask token of its own or none: the drafter's is the one that counts here.
-        return {name: key for name, key in one.keys.items() if name.startswith(TOKENIZER) and name != MASK}
+        return {name: key for name, key in one.tokenizer().items() if name != MASK}
 
     mine, theirs = of(file), of(target)
     problems = [

@@ -26,7 +26,6 @@ from dspark.export.dflash import (
 from dspark.io.gguffile import (
     FILE_TYPE,
     MASK,
-    TOKENIZER,
     Floats,
     GGUFFile,
     Key,
@@ -132,7 +131,7 @@ def _content(
     keys = {
         **drafter_keys(drafter.config),
         FILE_TYPE: file_type(precision),
-        **{name: key for name, key in target.keys.items() if name.startswith(TOKENIZER)},
+        **target.tokenizer(),
         MASK: Key(drafter.config.mask_token_id, "UINT32"),
     }
     tensors = {

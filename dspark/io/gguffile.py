@@ -98,6 +98,10 @@ class GGUFFile:
         """A key's value, None if it is not there."""
         return self.keys[name].value if name in self.keys else None
 
+    def tokenizer(self) -> dict[str, Key]:
+        """The keys of the vocabulary."""
+        return {name: key for name, key in self.keys.items() if name.startswith(TOKENIZER)}
+
     def tensors(self) -> dict[str, Floats]:
         """All tensors as float32, quantised ones decoded."""
         package = gguf_package()

@@ -17,7 +17,6 @@ from dspark.io.gguffile import (
     FILE_TYPE,
     HEAD_NORMS,
     LAYER_TENSORS,
-    TOKENIZER,
     TOKENS,
     Floats,
     Key,
@@ -82,7 +81,7 @@ def copied_tokenizer(path: Path) -> dict[str, Key]:
         IntegrityError: not a GGUF file.
         SettingsError: it has no tokens.
     """
-    keys = {name: key for name, key in read_gguf(path).keys.items() if name.startswith(TOKENIZER)}
+    keys = read_gguf(path).tokenizer()
     if TOKENS not in keys:
         raise SettingsError(f"{path}: this GGUF file holds no tokenizer", "name the one that holds the target")
     return keys

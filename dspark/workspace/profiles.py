@@ -39,8 +39,9 @@ def describe_profiles(workspace: Workspace) -> list[ProfileDescription]:
         except SettingsError as error:
             rows.append(ProfileDescription(name, "", "", "broken", error.message.splitlines()[0]))
             continue
-        hardware = f"{profile.hardware.count} x {profile.hardware.accelerator}"
-        rows.append(ProfileDescription(name, profile.engine, hardware, profile.access, profile.description))
+        rows.append(
+            ProfileDescription(name, profile.engine, str(profile.hardware), profile.access, profile.description)
+        )
     return rows
 
 
