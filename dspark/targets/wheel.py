@@ -17,6 +17,7 @@ from dspark.config.models import DType, WheelSource
 from dspark.errors import IntegrityError, PreflightError, ServiceError, SettingsError
 from dspark.io.atomic import atomic_path
 from dspark.io.digest import digest_file
+from dspark.io.gguffile import read_gguf
 from dspark.io.progress import Progress
 from dspark.targets.pretokenizer import RULES, Step, pre_tokenizer
 
@@ -115,13 +116,8 @@ def convert_gguf(path: Path, out: Path, dtype: DType) -> None:
 
 def _pre_tokenizer(path: Path) -> Step:
     """How the file's tokenizer cuts text, as tokenizer.json says it."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(path).fields
-    model, pre = (
-        fields[f"tokenizer.ggml.{key}"].contents() if f"tokenizer.ggml.{key}" in fields else None
-        for key in ("model", "pre")
-    )
+    file = read_gguf(path)
+    model, pre = file.value("tokenizer.ggml.model"), file.value("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in RULES:
         raise SettingsError(
             f"{path.name}: its tokenizer is {model!r} and cuts text by the rule {pre!r}; "
