@@ -5,15 +5,18 @@ from dspark.workspace.stage import stage
 
 @stage("certify")
 def main(inputs, paths, progress):
-    from dspark.io.jsonfile import write_model
+    from dspark.evaluation.entry import absent_entry
+    from dspark.io.jsonfile import read_json, write_model
 
     profile = inputs.profile
     if profile.access == "none":
-        from dspark.evaluation.entry import absent_entry
-
         write_model(paths.out, absent_entry(profile))
         return
+    measure = {"reference": reference, "llamacpp": llamacpp}[profile.engine]
+    write_model(paths.out, measure(inputs, paths, read_json(paths.fingerprint), progress))
 
+
+def reference(inputs, paths, fingerprint, progress):
     import torch
 
     from dspark.calibration.results import read_report
@@ -25,13 +28,14 @@ def main(inputs, paths, progress):
     from dspark.evaluation.certify import certify_reference
     from dspark.evaluation.drafter import temperatures_of
     from dspark.evaluation.results import LosslessReport
-    from dspark.io.jsonfile import read_json, read_model
+    from dspark.io.jsonfile import read_model
     from dspark.profiling.cost import CostReport
     from dspark.profiling.fingerprint import threads
     from dspark.scheduling.prefix import PrefixScheduler
     from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
 
+    profile = inputs.profile
     torch.set_num_threads(threads(profile))
     record = read_record(paths.target)
     calibration = read_report(paths.build / "calibrate" / "calibration.json")
@@ -44,9 +48,9 @@ def main(inputs, paths, progress):
         drafter = read_checkpoint(paths.build / "export" / "drafter", target.embedding, target.head, record=record)
         return target, TorchProposer(drafter.to(target.dtype))
 
-    entry = certify_reference(
+    return certify_reference(
         profile,
-        read_json(paths.fingerprint),
+        fingerprint,
         load,
         read_prompts(paths.corpus / "prompts" / "eval.jsonl"),
         inputs.evaluation,
@@ -56,7 +60,54 @@ def main(inputs, paths, progress):
         scheduler=PrefixScheduler(curve, calibration.gamma, temperatures_of(calibration, 0.0)) if curve else None,
         progress=progress,
     )
-    write_model(paths.out, entry)
+
+
+def llamacpp(inputs, paths, fingerprint, progress):
+    from dspark.corpus.prompts import read_prompts
+    from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.evaluation.decoding import spread_prompts
+    from dspark.evaluation.entry import absent_entry
+    from dspark.evaluation.llamacpp import certify_llamacpp
+    from dspark.export.agreement import FEWEST_PROMPTS, agree_with_llamacpp, judge_agreement
+    from dspark.export.gguf import load_drafter_gguf
+    from dspark.export.report import ParityReport
+    from dspark.io.jsonfile import read_model
+    from dspark.targets.loading import load_target
+    from dspark.targets.record import read_record
+    from dspark.targets.served import served_file
+
+    profile, exported = inputs.profile, paths.build / "export"
+    absent = read_model(exported / "parity.json", ParityReport).absent
+    drafter_file = exported / "llamacpp" / "drafter.gguf"
+    if not drafter_file.is_file():
+        return absent_entry(profile, absent.get("gguf", "the build's setting export.gguf is off"))
+    record = read_record(paths.target)
+    target = load_target(record, paths.root, dtype="float32")
+    prompts = read_prompts(paths.corpus / "prompts" / "eval.jsonl")
+    export = agree_with_llamacpp(
+        target,
+        read_checkpoint(exported / "drafter", target.embedding, target.head, record=record),
+        served_file(record, paths.root, precision="F32", progress=progress),
+        [prompt.token_ids for prompt in spread_prompts(prompts, FEWEST_PROMPTS)],
+        paths.work / "export",
+        threads=fingerprint["threads"],
+        progress=progress,
+    )
+    judge_agreement(export)
+    return certify_llamacpp(
+        profile,
+        fingerprint,
+        target,
+        load_drafter_gguf(drafter_file, record, target.embedding, target.head),
+        prompts,
+        inputs.evaluation,
+        prompts_per_domain=inputs.certification.prompts_per_domain,
+        target_file=served_file(record, paths.root, progress=progress),
+        drafter_file=drafter_file,
+        export=export,
+        work=paths.work,
+        progress=progress,
+    )
 
 
 if __name__ == "__main__":

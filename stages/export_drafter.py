@@ -12,6 +12,7 @@ def main(inputs, paths, progress):
     from dspark.io.jsonfile import read_model
     from dspark.targets.ends import read_ends
     from dspark.targets.record import read_record
+    from dspark.targets.served import described_file
 
     record = read_record(paths.target)
     ends = read_ends(record, paths.root)
@@ -26,6 +27,7 @@ def main(inputs, paths, progress):
         paths.out,
         embedding=ends.embedding,
         head=ends.head,
+        target_file=lambda: described_file(record, paths.root, progress),
         progress=progress,
     )
 

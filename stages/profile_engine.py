@@ -11,7 +11,11 @@ def main(inputs, paths, progress):
     if profile.access == "none":
         write_json(paths.out / "absent.json", {"profile": profile.name, "reason": profile.reason})
         return
+    measure = {"reference": reference, "llamacpp": llamacpp}[profile.engine]
+    write_model(paths.out / "cost.json", measure(inputs, paths, read_json(paths.fingerprint), progress))
 
+
+def reference(inputs, paths, fingerprint, progress):
     import torch
 
     from dspark.drafters.config import DrafterConfig
@@ -21,21 +25,49 @@ def main(inputs, paths, progress):
     from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
 
+    profile = inputs.profile
+
     def backends(drafter):
         wanted = {profile.draft_backend, *profile.profile_backends}
         return onnx_backends(drafter, record, paths.work) if "onnxruntime" in wanted else {}
 
     torch.set_num_threads(threads(profile))
     record = read_record(paths.target)
-    report = profile_engine(
+    return profile_engine(
         load_target(record, paths.root, dtype=profile.dtype),
         DrafterConfig.of(record, inputs.drafter),
         profile,
-        read_json(paths.fingerprint),
+        fingerprint,
         backends=backends,
         progress=progress,
     )
-    write_model(paths.out / "cost.json", report)
+
+
+def llamacpp(inputs, paths, fingerprint, progress):
+    from dspark.drafters.config import DrafterConfig
+    from dspark.export.gguf import write_drafter_gguf
+    from dspark.profiling.llamacpp import profile_llamacpp
+    from dspark.profiling.steps import random_drafter
+    from dspark.targets.ends import read_ends
+    from dspark.targets.record import read_record
+    from dspark.targets.served import described_file, served_file
+
+    record = read_record(paths.target)
+    ends = read_ends(record, paths.root)
+    config = DrafterConfig.of(record, inputs.drafter)
+    drafter_file = paths.work / "drafter.gguf"
+    described = described_file(record, paths.root, progress)
+    write_drafter_gguf(drafter_file, random_drafter(config, ends.embedding, ends.head), described, precision="F16")
+    return profile_llamacpp(
+        record,
+        config,
+        inputs.profile,
+        fingerprint,
+        target_file=served_file(record, paths.root, progress=progress),
+        drafter_file=drafter_file,
+        work=paths.work,
+        progress=progress,
+    )
 
 
 if __name__ == "__main__":

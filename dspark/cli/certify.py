@@ -74,7 +74,7 @@ def _show(certificate: ServerCertificate) -> None:
             ("tau offline", str(tau.offline_tau)),
             ("difference", f"{tau.relative_difference.value:+.2%}, tolerance {tau.tolerance:.0%}: {tau.result}"),
             ("accepted by position", f"{positions}  (engine/offline)"),
-            ("equal counters", f"{certificate.prompts_with_equal_counters} of {certificate.prompts} prompts"),
+            ("equal counters", f"{certificate.tau.equal_counters} of {certificate.prompts} prompts"),
             ("tokens/s as served", str(certificate.tokens_per_second)),
             (
                 "verdict",

@@ -287,6 +287,7 @@ class ExportSettings(Settings):
 
     dtype: DType = "bfloat16"  # of the union checkpoint
     onnx: bool = True
+    gguf: bool = True  # where the target's family and tokenizer can be written
     onnx_opset: int = Field(default=20, ge=18, le=20)
 
 
@@ -323,6 +324,8 @@ class ServiceLevel(Settings):
     first_token_seconds: float | None = Field(default=None, gt=0)  # 95th percentile, at most
 
 
+MEASURED = ("reference", "llamacpp")  # engines that this version can measure
+PolicyName = Annotated[str, StringConstraints(pattern=r"^(fixed|fixed\([1-9][0-9]*\)|threshold\(0?\.[0-9]+\))$")]
 EngineName = Literal["reference", "llamacpp", "sglang", "vllm", "tensorrt_llm", "tensorrt"]
 
 
@@ -339,7 +342,7 @@ class ServingProfile(Settings):
     service_levels: tuple[ServiceLevel, ...] = ()
     access: Literal["local", "url", "none"]
     reason: str | None = None  # why `access` is none
-    dtype: DType = "bfloat16"
+    dtype: DType = "bfloat16"  # of llamacpp: of keys, values and the drafter; the target's file is served as published
     draft_backend: Literal["torch", "onnxruntime"] = "torch"
     profile_backends: tuple[Literal["torch", "onnxruntime"], ...] = ("torch", "onnxruntime")  # timed side by side
     threads: int | None = Field(default=None, gt=0)  # None: all cores this process may use
@@ -348,6 +351,7 @@ class ServingProfile(Settings):
     warmup: int = Field(default=2, ge=1)
     repeats: int = Field(default=10, ge=5)
     certify_concurrency: tuple[Count, ...] = Field(default=(1, 4), min_length=1)
+    policies: tuple[PolicyName, ...] = ()  # of llamacpp: to measure at each load; (): all lengths and threshold(0.5)
 
     @model_validator(mode="after")
     def _possible(self) -> ServingProfile:
@@ -355,12 +359,22 @@ class ServingProfile(Settings):
             raise ValueError("access: none needs a reason")
         if self.engine == "reference" and self.access == "url":
             raise ValueError("the reference engine runs inside dspark: access is local, or none with a reason")
-        if self.engine != "reference" and self.access != "none":
-            raise ValueError(f"this version measures only the reference engine; {self.engine} needs access: none")
+        if self.engine not in MEASURED and self.access != "none":
+            raise ValueError(f"this version measures {' and '.join(MEASURED)}; {self.engine} needs access: none")
+        if self.engine == "llamacpp":
+            self._possible_in_llamacpp()
+        elif self.policies:
+            raise ValueError("policies are for llamacpp; the reference engine measures fixed and scheduled")
         used = self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data
         if used > self.hardware.count:
             raise ValueError(f"parallelism needs {used} accelerators, hardware.count is {self.hardware.count}")
         return self
+
+    def _possible_in_llamacpp(self) -> None:
+        if self.access == "url":
+            raise ValueError("a server that runs already is certified by `dspark certify --url`; here access is local")
+        if self.access == "local" and self.dtype == "bfloat16":
+            raise ValueError("llamacpp keeps keys and values in float16 or float32: name one as dtype")
 
 
 # ---------------------------------------------------------------- build

@@ -88,6 +88,16 @@ class CounterDraws:
         drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
         return drawn.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
+    def gumbel(self, requests: Rows, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Independent standard Gumbel numbers, finite, for engines that draw by the arg max of noisy logits.
+
+        Returns:
+            [B, *shape].
+        """
+        count = np.full(len(requests), np.prod(shape, dtype=np.int64))
+        uniform = self.uniform(requests, count) + 2.0**-53  # the middle of each step: never 0, never 1
+        return (-np.log(-np.log(uniform))).astype(np.float32).reshape(len(requests), *shape)
+
     def accept(self, probs: Tensor, lengths: Counts, requests: Rows) -> Counts:
         """See `Draws`. Each position under verification has its own number, used or not."""
         uniform = self.uniform(requests, lengths)

@@ -58,13 +58,13 @@ class Fixed:
     def __init__(self, k: int | None = None) -> None:
         if k is not None and k < 1:
             raise SettingsError(f"policy fixed({k}): at least one token must be verified", "policy none drafts nothing")
-        self._k = k
+        self.k = k
         self.name = "fixed" if k is None else f"fixed({k})"
 
     def lengths(self, confidence_logits: Logits) -> Counts:
         """min(k, gamma) for every row."""
         rows, gamma = confidence_logits.shape
-        return np.full(rows, gamma if self._k is None else min(self._k, gamma), np.int64)
+        return np.full(rows, gamma if self.k is None else min(self.k, gamma), np.int64)
 
 
 class Threshold:
@@ -80,13 +80,13 @@ class Threshold:
     def __init__(self, value: float, temperatures: Sequence[float] | None = None) -> None:
         if not 0 <= value <= 1:
             raise SettingsError(f"policy threshold({value:g}): the threshold is a probability")
-        self._value = value
+        self.value = value
         self._temperatures = None if temperatures is None else np.asarray(temperatures, np.float64)
         self.name = f"threshold({value:g})"
 
     def lengths(self, confidence_logits: Logits) -> Counts:
         """Slots before the first one below the threshold."""
-        return below_threshold(confidence_logits, self._value, self._temperatures)
+        return below_threshold(confidence_logits, self.value, self._temperatures)
 
 
 class Scheduled:

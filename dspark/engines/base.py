@@ -92,6 +92,7 @@ def launch_script(
     about: Sequence[str],
     environment: str | None,
     target_flag: Sequence[str],
+    only_file: str | None = None,
     command: Sequence[str],
     arguments: Sequence[Sequence[str]],
     raw_arguments: Sequence[str] = (),
@@ -106,6 +107,7 @@ def launch_script(
         about: comment lines.
         environment: name of a file of KEY=value lines that is loaded first.
         target_flag: words before the target's name, such as `--model-path`.
+        only_file: why the target's public name will not do for this engine, and a file must be named; None: it will.
         command: the words of the engine's command.
         arguments: its arguments, one line each, quoted here.
         raw_arguments: arguments that are already bash, such as `"$(cat file)"`; never made from data.
@@ -119,8 +121,8 @@ def launch_script(
             "set public_id in the target's YAML to the name of its repository",
         )
     lines = ["#!/usr/bin/env bash", *(f"# {_comment(line)}" for line in about), "set -euo pipefail"]
-    if public is None or inputs.target.quantisation is not None:
-        lines.append(f': "${{DSPARK_TARGET:?{_UNNAMED if public is None else _CONVERTED}}}"')
+    if only_file or public is None or inputs.target.quantisation is not None:
+        lines.append(f': "${{DSPARK_TARGET:?{only_file or (_UNNAMED if public is None else _CONVERTED)}}}"')
         known = []
     else:
         known = [*target_flag, public, *_revision(inputs)]

@@ -6,6 +6,8 @@ tokenizer stands between what is asked here and there.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import importlib.metadata
 import importlib.util
 import json
@@ -17,7 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +28,18 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from dspark.engines.llamacpp_log import Counters, DraftedBlock, parse_blocks, parse_metrics
+from dspark.engines.llamacpp_log import (
+    Counters,
+    DraftedBlock,
+    Drafting,
+    parse_blocks,
+    parse_drafting,
+    parse_metrics,
+)
 from dspark.errors import DataError, PreflightError, ServiceError
 
-DRAFTS_SHOWN = 5  # the log level that shows every drafted token
+TIMES_SHOWN = 4  # the log level that shows the time spent on drafting
+DRAFTS_SHOWN = 5  # the one that shows every drafted token
 _CHILD = Path(__file__).with_name("llamacpp_child.py")
 _TAIL = 12  # lines of the log that an error quotes
 _STOP_SECONDS = 10.0
@@ -47,7 +57,7 @@ class LlamaCppSettings:
         slots: requests served at a time.
         threads: of the computation.
         memory: of keys and values, of target and drafter.
-        log_level: 5 shows every drafted token and slows the server down.
+        log_level: 4 shows the time spent on drafting; 5 every drafted token, and slows the server down.
     """
 
     target: Path
@@ -80,6 +90,21 @@ class Completion:
     seconds: float
     counters: Counters
     blocks: tuple[DraftedBlock, ...] = ()
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A reply as it came in.
+
+    Attributes:
+        token_ids: what it said.
+        seconds: from the question to the arrival of each token, [tokens].
+        whole_seconds: until the reply had ended.
+    """
+
+    token_ids: tuple[int, ...]
+    seconds: tuple[float, ...]
+    whole_seconds: float
 
 
 class LlamaCppClient:
@@ -120,20 +145,8 @@ class LlamaCppClient:
             DataError: the prompt is empty or does not fit into the context.
             ServiceError: the engine died or refused.
         """
-        room = self.room
-        if not prompt or len(prompt) + max_new_tokens > room:
-            raise DataError(
-                f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {room} positions",
-                "raise `context`, or leave such prompts out",
-            )
+        request = self._question(prompt, max_new_tokens)
         before = self.counters()
-        request = {
-            "prompt": list(prompt),
-            "n_predict": max_new_tokens,
-            "temperature": 0.0,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
         began = time.perf_counter()
         answer = self._json("/completion", request)
         seconds = time.perf_counter() - began
@@ -144,6 +157,31 @@ class LlamaCppClient:
             seconds=seconds,
             counters=self.counters() - before,
         )
+
+    def stream(self, prompt: Sequence[int], max_new_tokens: int, *, endless: bool = False) -> Streamed:
+        """As `complete`, with the time at which each token came; what it counted has to be asked for afterwards.
+
+        Args:
+            endless: go on to the limit, whatever token would end the reply.
+        Raises:
+            DataError, ServiceError: as `complete`.
+        """
+        question = {**self._question(prompt, max_new_tokens), "stream": True, "ignore_eos": endless}
+        body = json.dumps(question).encode("ascii")
+        tokens: list[int] = []
+        seconds: list[float] = []
+        began = time.perf_counter()
+        with self._open("/completion", body) as answer:
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue  # the empty lines between events
+                event = json.loads(line.removeprefix(b"data: "))
+                if "error" in event:
+                    raise self._failure(f"it broke off: {event['error']}")
+                came = event.get("tokens", [])
+                seconds += [time.perf_counter() - began] * len(came)
+                tokens += came
+        return Streamed(tuple(tokens), tuple(seconds), time.perf_counter() - began)
 
     def counters(self) -> Counters:
         """Totals since the server started.
@@ -156,18 +194,39 @@ class LlamaCppClient:
     def _get(self, path: str) -> bytes:
         return self._ask(path, None)
 
+    def _question(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+        room = self.room
+        if not prompt or len(prompt) + max_new_tokens > room:
+            raise DataError(
+                f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {room} positions",
+                "raise `context`, or leave such prompts out",
+            )
+        return {
+            "prompt": list(prompt),
+            "n_predict": max_new_tokens,
+            "temperature": 0.0,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+
     def _ask(self, path: str, body: bytes | None) -> bytes:
+        with self._open(path, body) as answer:
+            data: bytes = answer.read()
+            return data
+
+    @contextlib.contextmanager
+    def _open(self, path: str, body: bytes | None) -> Iterator[http.client.HTTPResponse]:
+        """What the server answers, to be read inside; whatever goes wrong meanwhile is its failure."""
         request = urllib.request.Request(self.address + path, body, {"Content-Type": "application/json"})
         # An environment's proxy has no business between two processes of one machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=self._patience) as answer:
-                data: bytes = answer.read()
-                return data
+                yield answer
         except urllib.error.HTTPError as reason:
             said = reason.read().decode("utf-8", errors="replace")
             raise self._failure(f"it answered {path} with {reason.code}: {said[:300]}") from None
-        except (OSError, ValueError) as reason:  # refused, cut off, or no HTTP at all
+        except (OSError, ValueError, http.client.HTTPException) as reason:  # refused, cut off, or no HTTP at all
             raise self._failure(f"it did not answer {path}: {reason}") from None
 
     def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -260,19 +319,26 @@ class LlamaCppServer(LlamaCppClient):
         reply = super().complete(prompt, max_new_tokens)
         if self.settings.log_level < DRAFTS_SHOWN or self.settings.slots != 1:
             return reply
-        return replace(reply, blocks=tuple(parse_blocks(self._log_of_request(start))))
+        return replace(reply, blocks=tuple(parse_blocks(self._log_of_requests(start, 1))))
 
-    def _log_of_request(self, start: int) -> list[str]:
-        """The log from byte `start` on, once the engine's own thread has written it up to the end of the request."""
+    def drafting(self, start: int, requests: int) -> Drafting:
+        """The time spent on drafting since the server started, after so many requests have ended since byte `start`.
+
+        Needs log level 4; nothing without a drafter.
+        """
+        return parse_drafting(self._log_of_requests(start, requests))
+
+    def _log_of_requests(self, start: int, requests: int) -> list[str]:
+        """The log from byte `start` on, once the engine's own thread has written it up to the end of the requests."""
         deadline = time.monotonic() + self._patience
         while True:
             with self.log.open("rb") as handle:
                 handle.seek(start)
                 text = handle.read().decode("utf-8", errors="replace")
-            if " | stop processing: " in text:
+            if text.count(" | stop processing: ") >= requests:
                 return text.splitlines()
             if time.monotonic() > deadline or self._child.poll() is not None:
-                raise self._failure("its log does not show the end of the request")
+                raise self._failure(f"its log does not show the end of {requests} requests")
             time.sleep(0.01)
 
     def _send(self, line: bytes) -> None:

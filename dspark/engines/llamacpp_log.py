@@ -19,6 +19,10 @@ _OFFERED = re.compile(
     r"^\S+ D slot .*: id\s+(?P<slot>\d+) \| task -?\d+ \| generate_draft: id=(?P<anchor>\d+), "
     r"#tokens=(?P<position>\d+), #draft=(?P<offered>\d+)"
 )
+_DRAFTING = re.compile(
+    r"statistics .*#calls\(b,g,a\) =\s+\d+\s+(?P<calls>\d+)\s+\d+,"
+    r".* dur\(b,g,a\) = [\d.]+, (?P<draft>[\d.]+), [\d.]+ ms"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,18 @@ class DraftedBlock:
     offered: int
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """How often blocks were drafted since the server started, and how long that took, the features' intake left out."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+    def __sub__(self, other: Drafting) -> Drafting:
+        """What was drafted since `other`."""
+        return Drafting(self.calls - other.calls, self.seconds - other.seconds)
+
+
 def parse_metrics(text: str) -> Counters:
     """The counters of speculation in what `/metrics` answers.
 
@@ -125,6 +141,12 @@ def parse_blocks(lines: Iterable[str]) -> list[DraftedBlock]:
                 )
             blocks.append(DraftedBlock(slot, int(offered["position"]), int(offered["anchor"]), tokens, count))
     return blocks
+
+
+def parse_drafting(lines: Iterable[str]) -> Drafting:
+    """The last totals of drafting in a log of level 4 or more; zeros where none were written."""
+    found = [match for line in lines if (match := _DRAFTING.search(line))]
+    return Drafting(int(found[-1]["calls"]), float(found[-1]["draft"]) / 1000) if found else Drafting()
 
 
 def without_zeros_at_the_end(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]  # in
 STATELESS = "draft_block.onnx"
 CACHED = "draft_block_cached.onnx"
 WEIGHTS = "draft_block.onnx.data"
+ENDS = "target_ends.onnx.data"
 IO_FILE = "io.json"
 
 
@@ -39,7 +40,7 @@ class GraphSpec(Part):
 
 
 class WeightsSpec(Part):
-    """The file that holds the weights of both graphs."""
+    """A file that holds weights of both graphs."""
 
     file: FileName
     bytes: int = Field(gt=0)
@@ -50,20 +51,23 @@ class OnnxIO(Part):
     """Everything that a runtime must know to use the graphs.
 
     Attributes:
-        stateless: drafts from the features of the whole context.
-        cached: drafts from the context's keys and values and the features of the newest positions.
+        stateless: drafts the most likely tokens from the features of the whole context.
+        cached: drafts, or draws, from the context's keys and values and the features of the newest positions.
+        draft_token_ids: the target's id of each column of `draft_logits`; None: column = id.
+        weights: the drafter's own.
+        ends: the target's embedding, and the rows of its head that the drafter can propose, in float32.
         taps: target layers whose outputs are concatenated, in this order, into `features`.
-        embedding_digest, head_digest: of the target's tensors that are part of the weights; another target's features
-            mean nothing to this drafter.
+        embedding_digest, head_digest: of the target's tensors that `ends` was made from; another target's features mean
+            nothing to this drafter.
     """
 
     schema_: Literal["dspark/onnx-io/1"] = Field(default="dspark/onnx-io/1", alias="schema")
     opset: int
-    sampling: Literal["greedy"] = "greedy"
     gamma: int = Field(ge=1)
     stateless: GraphSpec
     cached: GraphSpec
     weights: WeightsSpec
+    ends: WeightsSpec
     taps: tuple[int, ...]
     tap_convention: Literal["output of layer k, counted from 0"] = "output of layer k, counted from 0"
     hidden_size: int = Field(gt=0)
@@ -71,6 +75,7 @@ class OnnxIO(Part):
     sample_from_anchor: Literal[True] = True
     vocab_size: int = Field(gt=0)
     draft_vocab_size: int = Field(gt=0)  # tokens that can be drafted
+    draft_token_ids: tuple[int, ...] | None = None
     layers: int = Field(ge=1)
     num_key_value_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
@@ -84,6 +89,10 @@ class OnnxIO(Part):
             raise ValueError("mask_token_id lies outside the vocabulary")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError("draft_vocab_size exceeds the vocabulary")
+        if self.draft_token_ids is not None:
+            ids = self.draft_token_ids
+            if len(ids) != self.draft_vocab_size or len(set(ids)) != len(ids) or max(ids) >= self.vocab_size:
+                raise ValueError("draft_token_ids are not draft_vocab_size different tokens")
         if list(self.taps) != sorted(set(self.taps)):
             raise ValueError("taps are not ascending layer numbers")
         return self

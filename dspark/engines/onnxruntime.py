@@ -1,11 +1,9 @@
-"""ONNX Runtime: drafts with the exported graph that keeps the context's keys and values outside.
-
-Greedy drafts only: the chain of arg maxima is part of the graph, so there are no distributions to sample from.
-"""
+"""ONNX Runtime: drafts with the exported graph that keeps the context's keys and values outside."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dspark.decoding.acceptance import distribution
 from dspark.decoding.drafting import Proposal
+from dspark.decoding.draws import CounterDraws
 from dspark.engines.onnx_io import IO_FILE, OnnxIO
 from dspark.errors import IntegrityError, PreflightError, SettingsError
 from dspark.io.jsonfile import read_model
@@ -51,6 +51,7 @@ class OnnxProposer:
         self._keys: Floats = np.zeros((0,), np.float32)
         self._values: Floats = np.zeros((0,), np.float32)
         self._lengths: Integers = np.zeros((0,), np.int64)
+        self._silence: Floats = np.zeros((0,), np.float32)
         self._pending: tuple[Floats, Integers] | None = None
 
     @property
@@ -90,28 +91,53 @@ class OnnxProposer:
             self._pending = (self._pending[0][chosen], self._pending[1][chosen])
 
     def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
-        """See `Proposer`.
+        """See `Proposer`. The graph draws with noise that is made here.
 
         Raises:
-            SettingsError: a temperature above 0, at which drafts must be drawn from distributions.
+            SettingsError: a temperature above 0 and draws that are not made of numbers.
         """
-        if temperature != 0:
+        shape = (self.io.gamma, self.io.draft_vocab_size)
+        if temperature == 0:
+            noise = self._quiet(len(self._lengths))
+        elif isinstance(draws, CounterDraws):
+            noise = draws.gumbel(requests, shape)
+        else:
             raise SettingsError(
-                f"the ONNX Runtime drafter is greedy and cannot draft at temperature {temperature:g}",
-                "set draft_backend: torch in the serving profile, or decode at temperature 0",
+                f"the ONNX Runtime drafter draws with Gumbel noise, which {type(draws).__name__} does not have",
+                "draft in torch",
             )
-        drafted, confidence = self._run(anchors.detach().cpu().numpy())
-        return Proposal(torch.from_numpy(drafted).to(anchors.device), torch.from_numpy(confidence).to(anchors.device))
+        drafted, confidence, logits = self._run(anchors.detach().cpu().numpy(), temperature, noise)
+        proposal = Proposal(
+            torch.from_numpy(drafted).to(anchors.device), torch.from_numpy(confidence).to(anchors.device)
+        )
+        if temperature == 0:
+            return proposal
+        ids = self.io.draft_token_ids
+        # The token says which column won: adding up again might round otherwise.
+        columns = drafted if ids is None else np.searchsorted(ids, drafted)
+        return replace(
+            proposal,
+            probs=distribution(torch.from_numpy(logits).to(anchors.device), temperature, torch.float32),
+            indices=torch.from_numpy(columns).to(anchors.device),
+            token_ids=None if ids is None else torch.tensor(ids, device=anchors.device),
+        )
+
+    def _quiet(self, rows: int) -> Floats:
+        """Noise that changes nothing, kept for the next block."""
+        if len(self._silence) != rows:
+            self._silence = np.zeros((rows, self.io.gamma, self.io.draft_vocab_size), np.float32)
+        return self._silence
 
     def _flush(self) -> None:
         """Store the keys and values of features that no block followed."""
         if self._pending is not None:
-            self._run(np.zeros(len(self._lengths), np.int64))
+            rows = len(self._lengths)
+            self._run(np.zeros(rows, np.int64), 0.0, self._quiet(rows))
 
-    def _run(self, anchors: Integers) -> tuple[Integers, Floats]:
+    def _run(self, anchors: Integers, temperature: float, noise: Floats) -> tuple[Integers, Floats, Floats]:
         features, counts = self._pending or self._nothing_new()
         past = int(self._lengths.max(initial=1))
-        drafted, confidence, keys, values = self._session.run(
+        drafted, confidence, logits, keys, values = self._session.run(
             None,
             {
                 "features": np.ascontiguousarray(features),
@@ -120,6 +146,8 @@ class OnnxProposer:
                 "past_values": np.ascontiguousarray(self._values[:, :, :, :past]),
                 "past_length": self._lengths,
                 "anchor_ids": anchors,
+                "temperature": np.full(len(anchors), temperature, np.float32),
+                "noise": noise,
             },
         )
         for row, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
@@ -127,7 +155,7 @@ class OnnxProposer:
             self._values[:, row, :, start : start + count] = values[:, row, :, :count]
         self._lengths = self._lengths + counts
         self._pending = None
-        return drafted, confidence
+        return drafted, confidence, logits
 
     def _nothing_new(self) -> tuple[Floats, Integers]:
         rows = len(self._lengths)

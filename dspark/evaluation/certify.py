@@ -17,33 +17,30 @@ from dspark.errors import SettingsError
 from dspark.evaluation.acceptance import measure_acceptance
 from dspark.evaluation.agreement import compare_taus
 from dspark.evaluation.entry import (
-    AgainstNone,
     Agreement,
     CertificateEntry,
-    HoldsUntil,
     LosslessSummary,
-    Recommendation,
     Status,
     Workload,
     absent_entry,
+    against_none,
+    holds_until,
 )
+from dspark.evaluation.recommendation import recommend
 from dspark.evaluation.results import LosslessReport
 from dspark.io.progress import Progress
-from dspark.measured import Measured
 
 if TYPE_CHECKING:
     from dspark.corpus.prompts import PreparedPrompt
     from dspark.decoding.drafting import Proposer
-    from dspark.evaluation.throughput import Comparison
     from dspark.scheduling.prefix import PrefixScheduler
     from dspark.targets.loading import Target
 
 Load = Callable[[DType], "tuple[Target, Proposer]"]
 
 TOLERANCE = 0.05  # relative difference of tau between evaluation and engine
-VALID_DAYS = 180
 
-__all__ = ["CertificateEntry", "Load", "absent_entry", "certify_reference", "compare_offline", "recommend"]
+__all__ = ["CertificateEntry", "Load", "absent_entry", "certify_reference", "compare_offline"]
 
 
 def certify_reference(
@@ -134,18 +131,10 @@ def certify_reference(
         offline_vs_engine=agreement,
         lossless=_lossless(lossless),
         load=tuple(arm.load for report in reports for arm in report.arms.values()),
-        against_none=tuple(
-            AgainstNone(concurrency=arm.load.concurrency, arm=name, policy=arm.load.policy, ratio=arm.against_none)
-            for report in reports
-            for name, arm in report.arms.items()
-            if arm.against_none is not None
-        ),
+        against_none=against_none(reports),
         cycle=reports[0].arms[Fixed().name].cycle,
         recommended=recommend(comparisons, proposer.gamma),
-        holds_until=HoldsUntil(
-            engine_version=str(fingerprint["engine_version"]),
-            date=(now + datetime.timedelta(days=VALID_DAYS)).date().isoformat(),
-        ),
+        holds_until=holds_until(fingerprint, now),
     )
 
 
@@ -170,39 +159,6 @@ def compare_offline(offline: RecordSet, engine: RecordSet, *, tolerance: float =
             (np.array([one.committed.sum() for one in cycles], float), np.array([len(one) for one in cycles], float))
         )
     return compare_taus(*sides, tolerance=tolerance, seed=seed)
-
-
-def recommend(comparisons: Sequence[Comparison], gamma: int) -> tuple[Recommendation, ...]:
-    """The policy of each range of concurrency: the faster one on one half of the rounds, if it holds on the other.
-
-    Halves consist of pairs of rounds, so that each holds both orders of the arms. A policy is recommended where the
-    lower bound of its ratio on the second half is above 1; elsewhere speculation is switched off.
-    """
-    found: list[Recommendation] = []
-    for place, comparison in enumerate(comparisons):
-        numbers = range(len(comparison.rounds["none"]))
-        fit, judge = [n for n in numbers if n // 2 % 2 == 0], [n for n in numbers if n // 2 % 2 == 1]
-        speeds = {arm.name: comparison.ratio(arm.name, fit).value for arm in comparison.arms if arm.name != "none"}
-        best = max(speeds, key=lambda name: speeds[name])
-        ratio = comparison.ratio(best, judge or fit)
-        pays = ratio.ci95[0] > 1 and bool(judge)
-        last = place + 1 == len(comparisons)
-        found.append(
-            Recommendation(
-                from_concurrency=comparison.concurrency,
-                to_concurrency=comparison.concurrency if last else comparisons[place + 1].concurrency - 1,
-                policy=next(arm.policy.name for arm in comparison.arms if arm.name == (best if pays else "none")),
-                gamma=gamma,
-                reason=_reason(best, ratio, pays, len(judge)),
-            )
-        )
-    return tuple(found)
-
-
-def _reason(best: str, ratio: Measured, pays: bool, judged: int) -> str:
-    if not judged:
-        return f"{best} was not judged on rounds of its own: measure at least four"
-    return f"{best} is {ratio} times as fast as none{'' if pays else ', which is not surely above 1'}"
 
 
 def _lossless(report: LosslessReport | None) -> LosslessSummary:

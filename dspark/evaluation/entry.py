@@ -5,15 +5,28 @@ Models only; nothing heavy is imported, so that a serving machine can read a cer
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from dspark.config.models import Name, Sampling, ServingProfile
-from dspark.evaluation.results import Acceptance, CycleCost, LoadPoint, Model, Result
+from dspark.engines.agreement import AgreementReport
+from dspark.evaluation.results import (
+    Acceptance,
+    CycleCost,
+    Difference,
+    LoadPoint,
+    Model,
+    Result,
+    ThroughputReport,
+)
 from dspark.measured import Measured
 
 Status = Literal["measured", "absent", "disagrees", "inconclusive"]
+VALID_DAYS = 180
+ENGINE_TEXTS = "texts of the engine with and without drafts"  # a method of checking losslessness
 
 
 class Workload(Model):
@@ -37,6 +50,7 @@ class Agreement(Model):
     offline_tau: Measured
     engine_tau: Measured
     relative_difference: Measured  # engine / offline - 1; interval paired over prompts
+    equal_counters: int | None = None  # prompts with the very same counters; absent where engines count nothing
 
 
 class LosslessSummary(Model):
@@ -46,6 +60,7 @@ class LosslessSummary(Model):
     result: Result
     n: int  # prompts, or enumerated cases
     drafts: int  # a check that saw none is inconclusive
+    differences: tuple[Difference, ...] = ()  # the first of each text that differs from plain decoding's
 
 
 class AgainstNone(Model):
@@ -65,6 +80,8 @@ class Recommendation(Model):
     policy: str  # `none`: switch speculation off
     gamma: int
     reason: str
+    # How much slower than the best arm it was on the judging half of the rounds; absent without such a half.
+    behind_best: float | None = None
 
 
 class HoldsUntil(Model):
@@ -85,6 +102,7 @@ class CertificateEntry(Model):
     measured_at: str | None = None  # ISO 8601, UTC
     workload: Workload | None = None
     acceptance: dict[str, Acceptance] = Field(default_factory=dict)  # by domain
+    export: AgreementReport | None = None  # the engine's drafts at full precision, of engines with files of their own
     offline_vs_engine: Agreement | None = None
     lossless: LosslessSummary | None = None
     load: tuple[LoadPoint, ...] = ()
@@ -104,6 +122,22 @@ class CertificateEntry(Model):
             if missing:
                 raise ValueError(f"an entry that was measured lacks {', '.join(missing)}")
         return self
+
+
+def against_none(reports: Iterable[ThroughputReport]) -> tuple[AgainstNone, ...]:
+    """The ratio of every arm but plain decoding."""
+    return tuple(
+        AgainstNone(concurrency=arm.load.concurrency, arm=name, policy=arm.load.policy, ratio=arm.against_none)
+        for report in reports
+        for name, arm in report.arms.items()
+        if arm.against_none is not None
+    )
+
+
+def holds_until(fingerprint: Mapping[str, Any], measured: datetime.datetime) -> HoldsUntil:
+    """The end of what was measured on an engine at a time."""
+    end = measured + datetime.timedelta(days=VALID_DAYS)
+    return HoldsUntil(engine_version=str(fingerprint["engine_version"]), date=end.date().isoformat())
 
 
 def absent_entry(profile: ServingProfile, reason: str | None = None) -> CertificateEntry:

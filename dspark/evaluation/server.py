@@ -1,36 +1,25 @@
-"""Certify the drafter that a running llama.cpp server speculates with: its own counters against the loop in torch.
-
-The server answers; torch replays the loop on exactly those answers, so that nothing hangs on how either decided
-near-ties. Where the two count differently, the engine does not draft what the drafter was trained to draft.
-"""
+"""Certify the drafter that a running llama.cpp server speculates with: its own counters against the loop in torch."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.llamacpp import Completion, LlamaCppClient
-from dspark.engines.llamacpp_log import Counters
-from dspark.engines.llamacpp_loop import ExpectedRequest, replay
+from dspark.engines.llamacpp_loop import replay
 from dspark.errors import DataError, ServiceError
-from dspark.evaluation.agreement import compare_taus
+from dspark.evaluation.counters import TOLERANCE, Asked, Verdict, compare_counters, judge_counters, replay_all
 from dspark.evaluation.entry import Agreement
 from dspark.evaluation.results import Model
 from dspark.io.progress import Progress
 from dspark.measured import Measured, ratio_of_sums
 from dspark.targets.loading import Target
-
-TOLERANCE = 0.02  # relative difference of tau
-# Shifted taps or a wrong RoPE base hardly move tau, but every prompt's counters. On SmolLM2 with a quantised target 21
-# of 32 prompts had the counters of the replay, with either fault none or one.
-FEWEST_EQUAL = 0.25  # share of prompts
 
 
 class Position(Model):
@@ -55,20 +44,11 @@ class ServerCertificate(Model):
     max_new_tokens: int
     n_max: int  # drafts of a block that the server verifies at most, from its counters
     gamma: int
-    verdict: Literal["agrees", "disagrees", "inconclusive"]
+    verdict: Verdict
     reason: str | None = None  # why it does not agree
     tau: Agreement
     accepted_by_position: tuple[Position, ...]
-    prompts_with_equal_counters: int
     tokens_per_second: Measured  # of one request after the other, prefill and transport included
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One prompt: what the server did and what it should have done."""
-
-    reply: Completion
-    expected: ExpectedRequest
 
 
 def certify_server(
@@ -115,19 +95,9 @@ def certify_server(
             "start it with the drafter (`-md DRAFTER.gguf`), and with `--spec-draft-p-min 0`",
         )
     n_max = _served_n_max(target, drafter, prompts, replies, max_new_tokens)
-    progress.start("replay in torch", len(prompts), unit="prompts")
-    asked = []
-    for prompt, reply in zip(prompts, replies, strict=True):
-        asked.append(Asked(reply, _replay(target, drafter, prompt, reply, max_new_tokens, n_max)))
-        progress.advance()
-    tau = compare_taus(
-        _tau_counts([one.expected.counters for one in asked]),
-        _tau_counts([one.reply.counters for one in asked]),
-        tolerance=tolerance,
-        seed=seed,
-    )
-    equal = sum(one.reply.counters == one.expected.counters for one in asked)
-    verdict, reason = _verdict(tau, equal, len(asked))
+    asked = replay_all(target, drafter, prompts, replies, max_new_tokens=max_new_tokens, n_max=n_max, progress=progress)
+    tau = compare_counters(asked, tolerance=tolerance, seed=seed)
+    verdict, reason = judge_counters(tau)
     return ServerCertificate(
         engine=f"llama.cpp {properties.get('build_info', 'of an unknown build')}",
         target=target.record.name,
@@ -144,23 +114,8 @@ def certify_server(
         reason=reason,
         tau=tau,
         accepted_by_position=_by_position(asked),
-        prompts_with_equal_counters=equal,
         tokens_per_second=_speed(replies, seed),
     )
-
-
-def _verdict(
-    tau: Agreement, equal: int, prompts: int
-) -> tuple[Literal["agrees", "disagrees", "inconclusive"], str | None]:
-    if tau.result != "agrees":
-        far = f"tau is {tau.engine_tau.value:.3f} in the engine and {tau.offline_tau.value:.3f} offline"
-        return tau.result, f"{far}, more than {tau.tolerance:.0%} apart"
-    if equal < FEWEST_EQUAL * prompts:
-        return "disagrees", (
-            f"tau agrees, but only {equal} of {prompts} prompts have the counters of the replay: "
-            "the engine drafts something else"
-        )
-    return "agrees", None
 
 
 def _refuse_other_traffic(client: LlamaCppClient, drafter: DSparkDrafter, reply: Completion) -> None:
@@ -186,27 +141,13 @@ def _served_n_max(
     drafted = replies[longest].counters.drafted
 
     def gap(n_max: int) -> int:
-        found = _replay(target, drafter, prompts[longest], replies[longest], max_new_tokens, n_max)
+        reply = replies[longest]
+        found = replay(
+            target, drafter, prompts[longest], reply.token_ids, max_new_tokens, ended=reply.ended, n_max=n_max
+        )
         return abs(found.counters.drafted - drafted)
 
     return min(range(1, drafter.config.gamma + 1), key=gap)
-
-
-def _replay(
-    target: Target,
-    drafter: DSparkDrafter,
-    prompt: Sequence[int],
-    reply: Completion,
-    max_new_tokens: int,
-    n_max: int,
-) -> ExpectedRequest:
-    return replay(target, drafter, prompt, reply.token_ids, max_new_tokens, ended=reply.ended, n_max=n_max)
-
-
-def _tau_counts(counters: Sequence[Counters]) -> tuple[Any, Any]:
-    """Tokens committed in steps, and steps, per prompt."""
-    steps = np.array([one.steps for one in counters], float)
-    return steps + np.array([one.accepted for one in counters], float), steps
 
 
 def _by_position(asked: Sequence[Asked]) -> tuple[Position, ...]:

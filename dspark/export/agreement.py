@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.engines.agreement import AgreementReport, Count, EngineAgreement, Setting
 from dspark.engines.llamacpp import DRAFTS_SHOWN, Completion, LlamaCppServer, LlamaCppSettings, engine_version
 from dspark.engines.llamacpp_log import Counters
 from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request
 from dspark.errors import DataError, GateError, ServiceError
 from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
-from dspark.export.report import AgreementReport, Count, EngineAgreement, Setting, judge_controls
+from dspark.export.report import judge_controls
 from dspark.io.gguffile import MASK, GGUFFile, Key, read_gguf
 from dspark.io.progress import Progress
 from dspark.targets.loading import Target
@@ -36,11 +37,13 @@ def agree_with_llamacpp(
     prompts: Sequence[Sequence[int]],
     work: Path,
     *,
-    max_new_tokens: int = 48,
+    max_new_tokens: int = 24,
     threads: int = 1,
     progress: Progress | None = None,
 ) -> AgreementReport:
     """Compare llama.cpp's drafts with torch's, of the right file and of four that are wrong in one way each.
+
+    A wrong file is done with at the first prompt that shows it to be wrong.
 
     Args:
         target: in float32.
@@ -91,7 +94,9 @@ def agree_with_llamacpp(
             memory="F32",
             log_level=DRAFTS_SHOWN,
         )
-        results[name] = _run(settings, path.with_suffix(".log"), prompts, expected, stored, max_new_tokens)
+        results[name] = _run(
+            settings, path.with_suffix(".log"), prompts, expected, stored, max_new_tokens, whole=not name
+        )
         progress.advance()
     return AgreementReport(
         engine=engine,
@@ -141,13 +146,21 @@ def _run(
     expected: Sequence[ExpectedRequest],
     target: GGUFFile,
     max_new_tokens: int,
+    *,
+    whole: bool,
 ) -> EngineAgreement:
+    """Compare a file on all prompts, or only up to the first one that shows it to be wrong."""
+    kinds = target.value("tokenizer.ggml.token_type")
+    replies: list[Completion] = []
     with LlamaCppServer(settings, log) as server:
-        replies = [server.complete(prompt, max_new_tokens) for prompt in prompts]
-        total = server.counters()
-    if total.steps == 0:
-        raise ServiceError(f"llama.cpp drafted nothing with {settings.drafter}", f"whole log: {log}")
-    return compare_requests(prompts, expected, replies, target.value("tokenizer.ggml.token_type"))
+        for prompt in prompts:
+            replies.append(server.complete(prompt, max_new_tokens))
+            found = compare_requests(prompts[: len(replies)], expected[: len(replies)], replies, kinds)
+            if found.verdict == "different" and not whole:
+                break
+        if server.counters().steps == 0:
+            raise ServiceError(f"llama.cpp drafted nothing with {settings.drafter}", f"whole log: {log}")
+    return found
 
 
 def compare_requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +13,23 @@ from torch import Tensor
 from dspark.config.models import ExportSettings
 from dspark.drafters.checkpoint import read_checkpoint, write_union
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.engines.llamacpp_files import DRAFTER
+from dspark.errors import SettingsError
 from dspark.export.blocks import ProbeBlocks, draft
+from dspark.export.gguf import load_drafter_gguf, read_drafter_gguf, write_drafter_gguf
 from dspark.export.onnx import export_onnx
 from dspark.export.parity import compare, judge, negative_controls, rounded
 from dspark.export.report import Comparison, ParityReport, Probes
 from dspark.export.runtimes import draft_cached, draft_stateless
+from dspark.io.gguffile import GGUFFile, Precision
 from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
-UNION, ONNX, PARITY = "drafter", "onnxruntime", "parity.json"
+UNION, ONNX, LLAMACPP, PARITY = "drafter", "onnxruntime", "llamacpp", "parity.json"
+GGUF_PRECISION: Precision = "F16"
 
 
 def export_build(
@@ -35,18 +41,20 @@ def export_build(
     *,
     embedding: Tensor,
     head: Tensor,
+    target_file: Callable[[], GGUFFile] | None = None,
     untrained: bool = False,
     progress: Progress | None = None,
 ) -> ParityReport:
-    """Write `drafter/` (union checkpoint), `onnxruntime/` and `parity.json` into a folder.
+    """Write `drafter/` (union checkpoint), `onnxruntime/`, `llamacpp/` and `parity.json` into a folder.
 
     Args:
         drafter: the trained drafter.
         record: the target it belongs to.
-        settings: dtype of the union checkpoint, whether to write ONNX and with which opset.
+        settings: dtype of the union checkpoint, which other dialects to write, and with which opset.
         blocks: real contexts and anchors to compare the dialects on.
         out: the folder; made if it is not there.
         embedding, head: of the target, [V, d].
+        target_file: says what the target is as GGUF, which the drafter's file has to agree with; None: no GGUF.
         untrained: allow tensors that training never moved (a random drafter in a test).
         progress: advanced after each dialect.
     Raises:
@@ -55,7 +63,8 @@ def export_build(
         PreflightError: ONNX Runtime, which the ONNX files are checked with, is not installed.
     """
     progress = progress or Progress()
-    progress.start("export", 4 if settings.onnx else 2, unit="dialects")
+    as_gguf = target_file if settings.gguf else None
+    progress.start("export", 2 + 2 * settings.onnx + (as_gguf is not None), unit="dialects")
     exact = copy.deepcopy(drafter).float().cpu().eval()
     reference = draft(exact, blocks)
     dialects = {"union": _union(exact, record, settings, blocks, out / UNION, embedding, head, untrained)}
@@ -72,17 +81,49 @@ def export_build(
             "onnx_cached": compare(reference, cached, described),
         }
         progress.advance()
+    absent = {}
+    if as_gguf is not None:
+        try:
+            dialects["gguf"] = _gguf(exact, record, blocks, out / LLAMACPP, as_gguf(), embedding, head)
+        except SettingsError as reason:
+            absent["gguf"] = reason.message
+        progress.advance()
     report = ParityReport(
         probes=Probes(
             blocks=len(blocks), shortest_context=int(blocks.lengths.min()), longest_context=int(blocks.lengths.max())
         ),
         dialects=dialects,
         negative_controls=negative_controls(exact, blocks, reference),
+        absent=absent,
     )
     judge(report)
     write_model(out / PARITY, report)
     progress.advance()
     return report
+
+
+def _gguf(
+    exact: DSparkDrafter,
+    record: TargetRecord,
+    blocks: ProbeBlocks,
+    folder: Path,
+    target: GGUFFile,
+    embedding: Tensor,
+    head: Tensor,
+) -> Comparison:
+    """Write the GGUF file and compare what it holds with the drafter whose matrices are rounded as the file's are.
+
+    Raises:
+        SettingsError: llama.cpp cannot run such a drafter.
+    """
+    path = folder / DRAFTER
+    write_drafter_gguf(path, exact, target, precision=GGUF_PRECISION)
+    read_drafter_gguf(path, exact.config, target)
+    reloaded = load_drafter_gguf(path, record, embedding.float().cpu(), head.float().cpu())
+    kept = ("norm", "confidence_head")  # float32 in the file
+    stored = rounded(exact, torch.float16, keep=lambda name: any(part in name for part in kept))
+    described = "the trained drafter in torch, matrices rounded to float16, float32"
+    return compare(draft(stored, blocks), draft(reloaded, blocks), described)
 
 
 def _union(

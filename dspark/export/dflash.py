@@ -32,17 +32,6 @@ _LAYER = LAYER_TENSORS | HEAD_NORMS
 CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
 
 
-def unsupported(config: DrafterConfig) -> str | None:
-    """Why llama.cpp cannot run such a drafter, or None."""
-    if config.markov_type != "vanilla":
-        return f"llama.cpp reads only vanilla Markov heads, this one is {config.markov_type!r}"
-    if config.attention_bias:
-        return "llama.cpp's drafters have no biases in attention, this one has"
-    if config.rope["rope_type"] != "default":
-        return f"its RoPE is of type {config.rope['rope_type']!r}, only unscaled RoPE is written"
-    return None
-
-
 def tensor_names(layers: int) -> dict[str, str]:
     """llama.cpp's name of each of the drafter's tensors, in the order that they are written in."""
     return _ENDS | {

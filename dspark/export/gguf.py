@@ -13,7 +13,9 @@ from torch import Tensor
 from dspark.drafters.checkpoint import union_tensors
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import DataError, IntegrityError, SettingsError
+from dspark.engines import ENGINES
+from dspark.engines.base import require_support
+from dspark.errors import DataError, IntegrityError
 from dspark.export.dflash import (
     CONFIDENCE,
     drafter_config,
@@ -21,7 +23,6 @@ from dspark.export.dflash import (
     file_problems,
     tensor_names,
     tensor_problems,
-    unsupported,
 )
 from dspark.io.gguffile import (
     FILE_TYPE,
@@ -37,7 +38,7 @@ from dspark.io.gguffile import (
     read_gguf,
     write_gguf,
 )
-from dspark.targets.loading import Target
+from dspark.targets.record import TargetRecord
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ def write_drafter_gguf(path: Path, drafter: DSparkDrafter, target: GGUFFile, *, 
         PreflightError: the gguf package is missing.
     """
     config = drafter.config
-    if reason := unsupported(config):
-        raise SettingsError(f"no GGUF file for this drafter: {reason}", "leave llama.cpp out of the build")
+    require_support(ENGINES["llamacpp"], config)
     keys, tensors = _content(drafter, target, precision)
     if problems := file_problems(_planned(path, keys, tensors), config, target):
         raise IntegrityError(f"{path}: not written: {'; '.join(problems)}", "make the target's GGUF file again")
@@ -97,28 +97,30 @@ def read_drafter_gguf(path: Path, config: DrafterConfig, target: GGUFFile) -> Dr
     return DrafterGGUF(file, {name: tensors[stored] for name, stored in tensor_names(config.layers).items()})
 
 
-def load_drafter_gguf(path: Path, target: Target) -> DSparkDrafter:
-    """The drafter of a file that anybody may have written, on a target's embedding and head; float32.
+def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> DSparkDrafter:
+    """The drafter of a file that anybody may have written, for a target; float32.
 
+    Args:
+        embedding, head: of the target, [V, d].
     Raises:
         IntegrityError: not a GGUF file, or its tensors are not those that its keys describe.
         DataError: not a DSpark drafter for this target.
     """
     file = read_gguf(path)
-    config = drafter_config(file, target.record)
+    config = drafter_config(file, record)
     for what, found, expected in (
-        ("vocabulary", config.vocab_size, target.record.vocab_physical),
-        ("hidden size", config.hidden_size, target.record.hidden_size),
+        ("vocabulary", config.vocab_size, record.vocab_physical),
+        ("hidden size", config.hidden_size, record.hidden_size),
     ):
         if found != expected:
             raise DataError(
-                f"{path.name}: its {what} is {found}, that of target {target.record.name} is {expected}",
+                f"{path.name}: its {what} is {found}, that of target {record.name} is {expected}",
                 "name the target that the drafter was trained for",
             )
     if problems := tensor_problems(file, config):
         raise IntegrityError(f"{path}: {'; '.join(problems)}", "fetch or convert the drafter again")
     tensors = file.tensors()
-    drafter = DSparkDrafter(config, target.embedding, target.head)
+    drafter = DSparkDrafter(config, embedding, head)
     state = {name: torch.tensor(tensors[stored]) for name, stored in tensor_names(config.layers).items()}
     drafter.load_state_dict(state)
     return drafter.float().eval().requires_grad_(False)

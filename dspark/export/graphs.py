@@ -1,7 +1,9 @@
 """The drafter as two graphs: one from features alone, one with the context's keys and values handed in and out.
 
-Both run the drafter's own code; only where the context comes from differs. Each ends in the greedy Markov chain,
-unrolled over the gamma slots, because every slot's bias needs the token of the slot before it (DSpark, section 3.1).
+Both run the drafter's own code; only where the context comes from differs. Each ends in the Markov chain, unrolled over
+the gamma slots, because every slot's bias needs the token of the slot before it (DSpark, section 3.1). The second one
+can draw its tokens: the arg max of logits + temperature * Gumbel noise is distributed as softmax(logits / temperature),
+and at temperature 0 it is that of the logits. The caller brings the noise and gets the logits, which rejection needs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class StatelessBlock(nn.Module):
         features = torch.where(visible.unsqueeze(-1), features, torch.zeros(()))
         context = drafter.project(features)
         hidden = drafter.block_hidden(ids, context, positions, slots, visible.unsqueeze(1)).squeeze(1)
-        return greedy_chain(drafter, hidden, anchor_ids)
+        drafted, confidence, _ = markov_chain(drafter, hidden, anchor_ids)
+        return drafted, confidence
 
 
 class CachedBlock(nn.Module):
@@ -57,7 +60,9 @@ class CachedBlock(nn.Module):
         past_values: Tensor,
         past_length: Tensor,
         anchor_ids: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        temperature: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Grow each row's context by new_count[b] positions and draft one block behind it.
 
         Args:
@@ -66,9 +71,12 @@ class CachedBlock(nn.Module):
             past_keys, past_values: [layers, B, kv, P, hd]; what lies beyond a row's past_length is not read.
             past_length: int64 [B].
             anchor_ids: int64 [B]; row b's stands at position past_length[b] + new_count[b].
+            temperature: of each row, float32 [B]; 0: the most likely tokens, whatever the noise.
+            noise: independent standard Gumbel numbers, float32 [B, gamma, Vd]; never used twice.
         Returns:
-            draft token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; keys and values of the Q new
-            positions, [layers, B, kv, Q, hd], for the caller to store behind the past.
+            draft token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; the logits that the tokens were
+            drawn from, float32 [B, gamma, Vd]; keys and values of the Q new positions, [layers, B, kv, Q, hd], for the
+            caller to store behind the past.
         """
         drafter = self.drafter
         layers = range(drafter.config.layers)
@@ -76,8 +84,8 @@ class CachedBlock(nn.Module):
         kept = torch.arange(features.shape[1]) < new_count.unsqueeze(1)
         drafter.extend(context, torch.where(kept.unsqueeze(-1), features, torch.zeros(())), new_count)
         hidden = drafter.block_from_cache(anchor_ids, context)
-        drafted, confidence = greedy_chain(drafter, hidden, anchor_ids)
-        return drafted, confidence, torch.stack(context.new_keys), torch.stack(context.new_values)
+        drafted, confidence, logits = markov_chain(drafter, hidden, anchor_ids, temperature[:, None, None] * noise)
+        return drafted, confidence, logits, torch.stack(context.new_keys), torch.stack(context.new_values)
 
 
 class _GraphContext(ContextCache):
@@ -106,19 +114,23 @@ class _GraphContext(ContextCache):
         return pairs, torch.cat([past, new], 1).unsqueeze(1)
 
 
-def greedy_chain(drafter: DSparkDrafter, hidden: Tensor, anchor_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Arg-max tokens slot by slot, and the confidence of each slot.
+def markov_chain(
+    drafter: DSparkDrafter, hidden: Tensor, anchor_ids: Tensor, added: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens slot by slot, and the confidence of each slot.
 
     Args:
         hidden: [B, gamma, d].
         anchor_ids: int64 [B].
+        added: to the logits before the arg max, [B, gamma, Vd]; None: nothing.
     Returns:
-        target token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma].
+        target token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; logits, float32 [B, gamma, Vd].
     """
     base = drafter.base_logits(hidden)
-    chain = [anchor_ids]
+    chain, logits = [anchor_ids], []
     for slot in range(drafter.config.gamma):
-        logits = base[:, slot] + drafter.markov_bias(chain[-1])
-        chain.append(drafter.to_target_ids(logits.argmax(-1)))
+        logits.append(base[:, slot] + drafter.markov_bias(chain[-1]))
+        scores = logits[-1] if added is None else logits[-1] + added[:, slot]
+        chain.append(drafter.to_target_ids(scores.argmax(-1)))
     confidence = drafter.confidence_logits(hidden, torch.stack(chain[:-1], 1))
-    return torch.stack(chain[1:], 1), confidence
+    return torch.stack(chain[1:], 1), confidence, torch.stack(logits, 1)

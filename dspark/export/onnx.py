@@ -1,4 +1,4 @@
-"""ONNX: both graphs of a drafter, one file of weights that they share, and `io.json`.
+"""ONNX: both graphs of a drafter, the files of weights that they share, and `io.json`.
 
 The files are a function of the drafter alone: no time, no source path, no name of a machine or user is in them, so
 that equal drafters have equal digests (package.md, rule 12 and "Digests").
@@ -10,7 +10,7 @@ import copy
 import hashlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -24,7 +24,7 @@ from torch.export import Dim
 from dspark import __version__
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.engines.onnx_io import CACHED, IO_FILE, STATELESS, WEIGHTS, GraphSpec, OnnxIO, TensorSpec, WeightsSpec
+from dspark.engines.onnx_io import CACHED, ENDS, IO_FILE, STATELESS, WEIGHTS, GraphSpec, OnnxIO, TensorSpec, WeightsSpec
 from dspark.errors import StageError
 from dspark.export.graphs import CachedBlock, StatelessBlock
 from dspark.io.atomic import atomic_path, write_bytes
@@ -39,7 +39,7 @@ _ALIGNMENT = 4096  # of weights in their file, so that a runtime can map them
 
 
 def export_onnx(drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opset: int = 20) -> OnnxIO:
-    """Write `draft_block.onnx`, `draft_block_cached.onnx`, `draft_block.onnx.data` and `io.json` into a folder.
+    """Write both graphs, the drafter's weights, those that are the target's, and `io.json` into a folder.
 
     Args:
         drafter: any dtype; exported in float32.
@@ -56,7 +56,9 @@ def export_onnx(drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opse
         STATELESS: _to_onnx(StatelessBlock(exact), _stateless_example(drafter.config), stateless, opset),
         CACHED: _to_onnx(CachedBlock(exact), _cached_example(drafter.config), cached, opset),
     }
-    _move_weights(list(models.values()), out / WEIGHTS)
+    theirs = _digests(exact.embedding, exact.head)
+    _move_weights(list(models.values()), out / ENDS, theirs.__contains__)
+    _move_weights(list(models.values()), out / WEIGHTS, lambda digest: digest not in theirs)
     for name, model in models.items():
         _anonymise(model)
         write_bytes(out / name, ir.to_proto(model).SerializeToString(deterministic=True))
@@ -67,12 +69,14 @@ def export_onnx(drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opse
         gamma=config.gamma,
         stateless=stateless,
         cached=cached,
-        weights=WeightsSpec(file=WEIGHTS, bytes=(out / WEIGHTS).stat().st_size, sha256=digest_file(out / WEIGHTS)),
+        weights=_weights(out / WEIGHTS),
+        ends=_weights(out / ENDS),
         taps=config.taps,
         hidden_size=config.hidden_size,
         mask_token_id=config.mask_token_id,
         vocab_size=config.vocab_size,
         draft_vocab_size=config.proposed_vocab_size,
+        draft_token_ids=None if config.draft_vocab_size is None else tuple(exact.draft_token_ids.tolist()),
         layers=config.layers,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
@@ -103,6 +107,7 @@ def _cached_spec(config: DrafterConfig) -> GraphSpec:
     def state(name: str, axis: str, meaning: str) -> TensorSpec:
         return _float(name, config.layers, "batch", config.num_key_value_heads, axis, config.head_dim, meaning=meaning)
 
+    logits = (config.gamma, config.proposed_vocab_size)
     return GraphSpec(
         file=CACHED,
         inputs=(
@@ -112,9 +117,18 @@ def _cached_spec(config: DrafterConfig) -> GraphSpec:
             state("past_values", "past", "values of positions 0, 1, ..."),
             _int("past_length", "batch", meaning="past positions of the row that count, the rest is not read"),
             _int("anchor_ids", "batch", meaning="last committed token, at position past_length + new_count"),
+            _float("temperature", "batch", meaning="of the row's sampling; 0: the most likely tokens"),
+            _float("noise", "batch", *logits, meaning="independent standard Gumbel numbers, never used twice"),
         ),
         outputs=(
             *_drafted(config),
+            _float(
+                "draft_logits",
+                "batch",
+                *logits,
+                meaning="of the draft vocabulary; draft_ids are the token ids of"
+                " argmax(draft_logits + temperature * noise)",
+            ),
             state("new_keys", "new", "keys to store behind the row's past"),
             state("new_values", "new", "values to store behind the row's past"),
         ),
@@ -144,7 +158,9 @@ def _stateless_example(config: DrafterConfig) -> tuple[Tensor, ...]:
 def _cached_example(config: DrafterConfig) -> tuple[Tensor, ...]:
     past = torch.zeros(config.layers, 2, config.num_key_value_heads, 7, config.head_dim)
     features = torch.zeros(2, 5, config.context_size)
-    return features, torch.tensor([4, 5]), past, past.clone(), torch.tensor([6, 7]), torch.tensor([0, 1])
+    noise = torch.zeros(2, config.gamma, config.proposed_vocab_size)
+    lengths = torch.tensor([4, 5]), torch.tensor([6, 7])
+    return features, lengths[0], past, past.clone(), lengths[1], torch.tensor([0, 1]), torch.ones(2), noise
 
 
 # ---------------------------------------------------------------- graphs
@@ -184,16 +200,34 @@ def _shape(value: ir.Value) -> tuple[int | str | None, ...]:
     return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape or ())
 
 
-def _move_weights(models: Sequence[ir.Model], path: Path) -> None:
-    """Write the large tensors of all models into one file, equal ones once, and leave references in the models."""
+def _weights(path: Path) -> WeightsSpec:
+    return WeightsSpec(file=path.name, bytes=path.stat().st_size, sha256=digest_file(path))
+
+
+def _digests(*matrices: Tensor) -> set[str]:
+    """Of the matrices' bytes, as they are and transposed: the exporter may have turned them round."""
+    sides = (side for matrix in matrices for side in (matrix, matrix.T))
+    return {hashlib.sha256(side.contiguous().numpy().data).hexdigest() for side in sides}
+
+
+def _move_weights(models: Sequence[ir.Model], path: Path, belongs: Callable[[str], bool]) -> None:
+    """Write large tensors of all models into one file, equal ones once, and leave references in the models.
+
+    Args:
+        belongs: whether a tensor of that digest goes into this file.
+    """
     places: dict[str, tuple[int, int]] = {}
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
         for model in models:
             for value in model.graph.initializers.values():
                 tensor = value.const_value
-                if tensor is None or tensor.nbytes < _EXTERNAL_BYTES:
+                if tensor is None or tensor.nbytes < _EXTERNAL_BYTES or isinstance(tensor, ir.ExternalTensor):
                     continue
-                offset, length = _place(tensor.tobytes(), places, handle)
+                data = tensor.tobytes()
+                digest = hashlib.sha256(data).hexdigest()
+                if not belongs(digest):
+                    continue
+                offset, length = _place(digest, data, places, handle)
                 value.const_value = ir.ExternalTensor(
                     path.name,
                     offset,
@@ -205,8 +239,7 @@ def _move_weights(models: Sequence[ir.Model], path: Path) -> None:
                 )
 
 
-def _place(data: bytes, places: dict[str, tuple[int, int]], handle: BinaryIO) -> tuple[int, int]:
-    digest = hashlib.sha256(data).hexdigest()
+def _place(digest: str, data: bytes, places: dict[str, tuple[int, int]], handle: BinaryIO) -> tuple[int, int]:
     if digest not in places:
         handle.write(b"\0" * (-handle.tell() % _ALIGNMENT))
         places[digest] = (handle.tell(), len(data))

@@ -8,6 +8,7 @@ to refuse them.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,19 @@ def _variant(drafter: DSparkDrafter, **changes: Any) -> DSparkDrafter:
     return variant
 
 
-def rounded(drafter: DSparkDrafter, dtype: torch.dtype) -> DSparkDrafter:
-    """A float32 copy whose trained weights have passed through `dtype`, as those of a stored checkpoint have."""
+def rounded(
+    drafter: DSparkDrafter, dtype: torch.dtype, *, keep: Callable[[str], bool] = lambda name: False
+) -> DSparkDrafter:
+    """A float32 copy whose trained weights have passed through `dtype`, as those of a stored checkpoint have.
+
+    Args:
+        keep: names of the weights that have not.
+    """
     copied = copy.deepcopy(drafter).float().eval()
     with torch.no_grad():
-        for parameter in copied.parameters():
-            parameter.copy_(parameter.to(dtype))
+        for name, parameter in copied.named_parameters():
+            if not keep(name):
+                parameter.copy_(parameter.to(dtype))
     return copied
 
 

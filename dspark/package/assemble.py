@@ -18,6 +18,7 @@ from dspark.engines import ENGINES, EngineInputs, engine_files
 from dspark.errors import DataError, IntegrityError, SettingsError, StageError
 from dspark.evaluation.entry import CertificateEntry
 from dspark.evaluation.results import EvaluationMetrics
+from dspark.export.report import ParityReport
 from dspark.io.atomic import atomic_path, replace_tree, write_bytes, write_text
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import read_json, read_model, validation_text, write_model
@@ -44,6 +45,7 @@ from dspark.scheduling.config import SchedulerConfig, write_scheduler
 
 Card = Callable[[Path, Description], str]
 
+_EXPORTED = ("llamacpp", "onnxruntime")  # engines whose own form of the drafter the export writes
 # Every engine that packages are made for (package.md); each has files, or the certificate says why not.
 _ENGINES = ("llamacpp", "onnxruntime", "sglang", "tensorrt", "tensorrt_llm", "vllm")
 
@@ -92,9 +94,10 @@ def _stage(sources: Sources, staged: Path, card: Card) -> Manifest:
 def _copy_drafter(sources: Sources, staged: Path) -> None:
     for name in (DRAFTER_CONFIG, DRAFTER_WEIGHTS):
         _copy(sources.export / name, staged / name)
-    onnx = sources.export / "onnxruntime"
-    for path in sorted(onnx.iterdir()) if onnx.is_dir() else ():
-        _copy(path, staged / "engines" / "onnxruntime" / path.name)
+    for engine in _EXPORTED:
+        folder = sources.export / engine
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            _copy(path, staged / "engines" / engine / path.name)
 
 
 def _write_scheduler(sources: Sources, staged: Path) -> SchedulerConfig:
@@ -124,8 +127,10 @@ def _write_engines(sources: Sources, scheduler: SchedulerConfig, staged: Path) -
 
 def _write_engine(engine: str, sources: Sources, scheduler: SchedulerConfig, staged: Path) -> str | None:
     """Write the files of one engine, or say why there are none."""
+    if engine in _EXPORTED and not (staged / "engines" / engine).is_dir():
+        return _why_not_exported(sources, engine)
     if engine == "onnxruntime":
-        return None if (staged / "engines" / engine).is_dir() else "the build's setting export.onnx is off"
+        return None
     if engine not in ENGINES:
         return "this version of dspark writes no files for this engine"
     try:
@@ -135,6 +140,12 @@ def _write_engine(engine: str, sources: Sources, scheduler: SchedulerConfig, sta
     for path, data in files.items():
         write_bytes(staged / path, data)
     return None
+
+
+def _why_not_exported(sources: Sources, engine: str) -> str:
+    dialect = {"llamacpp": "gguf", "onnxruntime": "onnx"}[engine]
+    absent = read_model(sources.export / "parity.json", ParityReport, hint=AGAIN).absent
+    return absent.get(dialect, f"the build's setting export.{dialect} is off")
 
 
 def _engine_inputs(sources: Sources, scheduler: SchedulerConfig, engine: str, staged: Path) -> EngineInputs:

@@ -142,10 +142,10 @@ def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -
 def _check_onnx(manifest: Manifest, onnx: OnnxIO) -> None:
     drafter, target = manifest.drafter, manifest.inputs.target
     listed = {entry.path for entry in manifest.files}
-    for name in (onnx.stateless.file, onnx.cached.file, onnx.weights.file):
+    for name in (onnx.stateless.file, onnx.cached.file, onnx.weights.file, onnx.ends.file):
         if f"engines/onnxruntime/{name}" not in listed:
             raise ValueError(f"engines/onnxruntime/io.json names {name}, which is not in the package")
-    weights = _entry(manifest, f"engines/onnxruntime/{onnx.weights.file}")
+    files = {part: _entry(manifest, f"engines/onnxruntime/{part.file}") for part in (onnx.weights, onnx.ends)}
     expected = {
         "gamma": (onnx.gamma, drafter.gamma),
         "taps": (onnx.taps, drafter.taps),
@@ -154,7 +154,7 @@ def _check_onnx(manifest: Manifest, onnx: OnnxIO) -> None:
         "vocab_size": (onnx.vocab_size, target.vocab_physical),
         "embedding_digest": (onnx.embedding_digest, target.embedding_digest),
         "head_digest": (onnx.head_digest, target.head_digest),
-        "weights": ((onnx.weights.bytes, onnx.weights.sha256), (weights.bytes, weights.sha256)),
+        **{part.file: ((part.bytes, part.sha256), (file.bytes, file.sha256)) for part, file in files.items()},
     }
     _compare("engines/onnxruntime/io.json", expected)
 

@@ -49,7 +49,7 @@ _PLACES = (
     _place(r"drafter/model\.safetensors", "model", "safetensors"),
     _place(r"engines/llamacpp/drafter\.gguf", "model", "gguf"),
     _place(r"engines/onnxruntime/draft_block(?:_cached)?\.onnx", "model", "onnx"),
-    _place(r"engines/onnxruntime/draft_block\.onnx\.data", "model", "opaque"),
+    _place(r"engines/onnxruntime/(?:draft_block|target_ends)\.onnx\.data", "model", "opaque"),
     _place(r"engines/onnxruntime/io\.json", "model", "json"),
     _place(r"engines/tensorrt/build\.json", "model", "json"),
     _place(rf"scheduler/(?:scheduler|calibration|cost/{_NAME})\.json", "deploy", "json"),

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dspark.config.models import DType, Name
-from dspark.errors import CostCurveError
+from dspark.errors import CostCurveError, DataError
+from dspark.measured import bootstrap
 from dspark.scheduling.cost import CostCurve, isotonic
 
 
@@ -78,6 +79,19 @@ class CostReport(_Model):
     curve: CostCurve | None = None
     curve_changes: tuple[CurveChange, ...] = ()
     absent: dict[str, str] = Field(default_factory=dict)
+
+
+def median(seconds: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The median of some timings and its 95 % interval.
+
+    Raises:
+        DataError: there are none.
+    """
+    values = np.asarray(seconds)
+    measured = bootstrap(len(values), lambda chosen: float(np.median(values[chosen])))
+    if measured is None:
+        raise DataError("no step was timed")
+    return measured.value, measured.ci95
 
 
 def fit_curve(rows: Sequence[CostRow], max_batch_tokens: int) -> tuple[CostCurve, tuple[CurveChange, ...]]:

@@ -10,6 +10,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +20,27 @@ from dspark.config.models import ServingProfile
 from dspark.io.digest import digest_json
 
 _CPUINFO = Path("/proc/cpuinfo")
-_LIBRARIES = ("torch", "transformers", "numpy", "onnxruntime", "onnxruntime-gpu")
 _GPU_QUERY = "name,driver_version,memory.total"
 
 
 def fingerprint(profile: ServingProfile) -> dict[str, Any]:
-    """The fingerprint of the reference engine under a serving profile on this machine.
+    """The fingerprint of an engine under a serving profile on this machine.
 
     Equal machines and versions give equal fingerprints: no time, no host name, no path is in it. What does not exist
     here is left out.
     """
-    arguments = {
-        "dtype": profile.dtype,
-        "draft_backend": profile.draft_backend,
-        "threads": threads(profile),
-    }
+    engine = _ENGINES[profile.engine](profile)
+    arguments = {"dtype": profile.dtype, "threads": threads(profile), **engine.arguments}
     return {
         "engine": profile.engine,
-        "engine_version": __version__,
-        "versions": {"python": platform.python_version(), **_installed()},
+        "engine_version": engine.version,
+        "versions": {"python": platform.python_version(), **_installed(engine.libraries)},
         "launch_args_digest": digest_json(arguments),
         "hardware": _hardware(),
         **arguments,
         "parallel": {"tp": 1, "dp": 1, "pp": 1},
         "kv_dtype": profile.dtype,
-        "attention_backend": "sdpa",
+        "attention_backend": engine.attention,
         "max_num_seqs": max((*profile.requests, *profile.certify_concurrency)),
         "context": max(profile.contexts),
         "prefix_cache": False,
@@ -52,14 +50,37 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Engine:
+    """What is an engine's own in a fingerprint."""
+
+    version: str
+    libraries: tuple[str, ...]
+    attention: str
+    arguments: dict[str, Any]
+
+
+def _reference(profile: ServingProfile) -> _Engine:
+    libraries = ("torch", "transformers", "numpy", "onnxruntime", "onnxruntime-gpu")
+    return _Engine(__version__, libraries, "sdpa", {"draft_backend": profile.draft_backend})
+
+
+def _llamacpp(profile: ServingProfile) -> _Engine:
+    version = _installed(("xllamacpp",)).get("xllamacpp")
+    return _Engine(f"xllamacpp {version}" if version else "not installed", ("xllamacpp", "gguf"), "ggml", {})
+
+
+_ENGINES: dict[str, Callable[[ServingProfile], _Engine]] = {"reference": _reference, "llamacpp": _llamacpp}
+
+
 def threads(profile: ServingProfile) -> int:
     """The threads that the engine runs with: the profile's, or one per core that this process may use."""
     return profile.threads or len(os.sched_getaffinity(0))
 
 
-def _installed() -> dict[str, str]:
+def _installed(libraries: tuple[str, ...]) -> dict[str, str]:
     versions = {}
-    for name in _LIBRARIES:
+    for name in libraries:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

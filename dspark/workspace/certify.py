@@ -68,7 +68,7 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
     with run_lock(workspace, f"dspark certify {request.drafter.name}", listener.note):
         record = materialise(spec, root=workspace.root, progress=progress)
         target = load_target(record, workspace.root, dtype="float32")
-        drafter = load_drafter_gguf(request.drafter, target)
+        drafter = load_drafter_gguf(request.drafter, record, target.embedding, target.head)
         prompts = _prompts(workspace, request, target, progress)
         certificate = certify_server(
             client,

@@ -74,6 +74,16 @@ def missing_extras(resolved: ResolvedBuild) -> list[Problem]:
                 f"not installed: {', '.join(missing)}", "pip install 'dspark[pipeline,cpu]' (on a GPU: pipeline,gpu)"
             )
         )
+    if any(item.engine == "llamacpp" and item.access == "local" for item in resolved.profiles):
+        absent = [module for module in ("xllamacpp", "gguf") if importlib.util.find_spec(module) is None]
+        if absent:
+            names = ", ".join(item.name for item in resolved.profiles if item.engine == "llamacpp")
+            problems.append(
+                Problem(
+                    f"not installed: {', '.join(absent)} (for serving profile {names})",
+                    "pip install 'dspark[llamacpp]', or name other serving_profiles in the build",
+                )
+            )
     runtime = resolved.build.export.onnx or any(item.draft_backend == "onnxruntime" for item in resolved.profiles)
     if runtime and importlib.util.find_spec("onnxruntime") is None:
         problems.append(Problem("not installed: onnxruntime", "pip install 'dspark[cpu]', or set export.onnx to false"))

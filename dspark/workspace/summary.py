@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from dspark.config.models import Build
 from dspark.config.stages import BY_NAME
+from dspark.evaluation.entry import CertificateEntry
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.io.jsonfile import read_model
 from dspark.measured import Measured
@@ -79,6 +80,10 @@ def summarise(workspace: Workspace, build: Build, registered: Registered | None)
             _lines(
                 read_model(evaluation / "metrics.json", EvaluationMetrics),
                 read_model(evaluation / "lossless.json", LosslessReport),
+                [
+                    read_model(workspace.build(build.name) / "certify" / f"{profile}.json", CertificateEntry)
+                    for profile in build.serving_profiles
+                ],
             )
         ),
         model_name=registered.model_name if registered else None,
@@ -86,7 +91,9 @@ def summarise(workspace: Workspace, build: Build, registered: Registered | None)
     )
 
 
-def _lines(metrics: EvaluationMetrics, lossless: LosslessReport) -> Iterator[Line]:
+def _lines(metrics: EvaluationMetrics, lossless: LosslessReport, entries: Sequence[CertificateEntry]) -> Iterator[Line]:
+    for entry in entries:
+        yield Line(f"certified in {entry.profile}", None, _certified(entry))
     for temperature, part in sorted(metrics.temperatures.items()):
         at = f"at temperature {temperature}"
         yield Line(f"tau {at}, mean", part.mean_of_domains.tau if part.mean_of_domains else None)
@@ -106,3 +113,13 @@ def _lines(metrics: EvaluationMetrics, lossless: LosslessReport) -> Iterator[Lin
         yield Line(f"tokens/s, {name}", arm.load.tokens_per_second)
         if arm.against_none is not None:
             yield Line(f"speed against plain, {name}", arm.against_none)
+
+
+def _certified(entry: CertificateEntry) -> str:
+    """Whether the engine does what the evaluation says, and from how many requests on drafts pay."""
+    found = entry.offline_vs_engine
+    if found is None:
+        return f"{entry.status}: {entry.reason}" if entry.reason else entry.status
+    taus = f"tau {found.engine_tau.value:.3f} in the engine, {found.offline_tau.value:.3f} offline"
+    advice = ", ".join(f"{item.from_concurrency}: {item.policy}" for item in entry.recommended)
+    return f"{entry.status}, {taus}; policy by concurrent requests {advice or 'not known'}"

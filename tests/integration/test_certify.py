@@ -36,7 +36,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(new_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(new_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, ascii_tokens: Any) -> Iterator[Served]:
     import torch
 
     from dspark.config.models import DrafterSettings
@@ -44,7 +44,7 @@ def served(new_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
     from dspark.drafters.dspark import DSparkDrafter
     from dspark.engines.llamacpp import LlamaCppServer, LlamaCppSettings
     from dspark.export.gguf import write_drafter_gguf
-    from dspark.io.gguffile import Key, read_gguf, write_gguf
+    from dspark.io.gguffile import read_gguf
     from dspark.targets.catalogue import read_target
     from dspark.targets.gguf import write_target_gguf
     from dspark.targets.loading import load_target
@@ -58,20 +58,8 @@ def served(new_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> It
     with torch.no_grad():  # it proposes what stands before: a random target says some tokens over and over
         drafter.markov_head.markov_w1.weight.copy_(torch.randn(record.vocab_physical, 64))
         drafter.markov_head.markov_w2.weight.copy_(drafter.markov_head.markov_w1.weight)
-    # The engine cannot answer with bytes that are no UTF-8, so every token is spelled in ASCII.
-    count = record.vocab_physical
-    keys = {
-        "general.architecture": Key("llama", "STRING"),
-        "tokenizer.ggml.model": Key("gpt2", "STRING"),
-        "tokenizer.ggml.pre": Key("gpt-2", "STRING"),
-        "tokenizer.ggml.tokens": Key([f"t{number}" for number in range(count)], "STRING"),
-        "tokenizer.ggml.token_type": Key([3] * 4 + [1] * (count - 4), "INT32"),
-        "tokenizer.ggml.merges": Key(["Ā Ā"], "STRING"),
-        "tokenizer.ggml.eos_token_id": Key(record.eos_token_ids[0], "UINT32"),
-        "tokenizer.ggml.add_bos_token": Key(False, "BOOL"),
-    }
-    write_gguf(folder / "tokens.gguf", keys, {})
-    write_target_gguf(folder / "target.gguf", record, root, origin=folder / "tokens.gguf")
+    tokens = ascii_tokens(folder / "tokens.gguf", record.vocab_physical)
+    write_target_gguf(folder / "target.gguf", record, root, origin=tokens)
     write_drafter_gguf(folder / "drafter.gguf", drafter.eval(), read_gguf(folder / "target.gguf"))
     engine = LlamaCppSettings(folder / "target.gguf", folder / "drafter.gguf", n_max=3, context=512, memory="F32")
     with LlamaCppServer(engine, folder / "server.log") as server:
@@ -92,7 +80,7 @@ def test_the_engine_counts_what_the_replay_counts(
     assert "difference            +0.00%, tolerance 2%: agrees" in text
     found: dict[str, Any] = json.loads((tmp_path / "certificate.json").read_text())
     assert found["schema"] == "dspark/server-certificate/1"
-    assert found["prompts_with_equal_counters"] == found["prompts"] == 3
+    assert found["tau"]["equal_counters"] == found["prompts"] == 3
     assert (found["n_max"], found["gamma"], found["served_target"]) == (3, 3, "target.gguf")
     assert all(one["engine"] == one["offline"] for one in found["accepted_by_position"])
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dspark.engines.llamacpp_log import Counters, DraftedBlock, parse_blocks, parse_metrics
+from dspark.engines.llamacpp_log import (
+    Counters,
+    DraftedBlock,
+    Drafting,
+    parse_blocks,
+    parse_drafting,
+    parse_metrics,
+)
 from dspark.errors import ServiceError
 
 METRICS = """\
@@ -88,3 +95,18 @@ def test_a_log_without_candidates_is_refused():
     lower = [line for line in LOG.splitlines() if "draft candidate" not in line]
     with pytest.raises(ServiceError, match="shows 0 candidates of a block of which 3 were offered"):
         parse_blocks(lower)
+
+
+# A line of the released engine at log level 4.
+STATISTICS = (
+    "0.01.188.467 T spec       dspark: statistics           dspark: #calls(b,g,a) =    2     {calls}     14, "
+    "#gen drafts =     15, #acc drafts =     4, #gen tokens =     39, #acc tokens =     5, "
+    "dur(b,g,a) = 0.001, {draft}, 0.003 ms"
+)
+
+
+def test_the_time_spent_on_drafting_is_the_last_total_of_the_log():
+    lines = [STATISTICS.format(calls=7, draft="1.500"), "something else", STATISTICS.format(calls=15, draft="4.250")]
+    assert parse_drafting(lines) == Drafting(15, pytest.approx(0.00425))
+    assert parse_drafting(lines) - parse_drafting(lines[:1]) == Drafting(8, pytest.approx(0.00275))
+    assert parse_drafting(["nothing was drafted"]) == Drafting()

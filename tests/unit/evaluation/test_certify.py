@@ -23,11 +23,11 @@ from dspark.evaluation.certify import (
     absent_entry,
     certify_reference,
     compare_offline,
-    recommend,
 )
 from dspark.evaluation.decoding import decode_prompts
+from dspark.evaluation.recommendation import recommend
 from dspark.evaluation.results import GreedyLossless, LosslessReport, SampledLossless
-from dspark.evaluation.throughput import NONE, Arm, Comparison, _Round
+from dspark.evaluation.throughput import NONE, Arm, Comparison, round_of
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.io.jsonfile import model_json
 from dspark.measured import Measured
@@ -210,7 +210,7 @@ def comparison(concurrency: int, seconds: dict[str, list[float]]) -> Comparison:
     """Rounds of 4 tokens that took so many seconds each; every round has its own prompts."""
     arms = tuple(Arm(name, None, NoDrafts() if name == NONE else Fixed(int(name[-1]))) for name in seconds)
     rounds = {
-        name: [_Round(group, value, [request([0, 0, 0])]) for group, value in enumerate(values)]
+        name: [round_of(group, value, [request([0, 0, 0])]) for group, value in enumerate(values)]
         for name, values in seconds.items()
     }
     return Comparison(arms, rounds, 0.0, "float32", 1, concurrency, 8, 8, 0)

@@ -51,7 +51,7 @@ def test_a_server_that_does_what_the_loop_does_agrees_to_the_counter(pair: tuple
     found = certify(Server(*pair, n_max=n_max), pair)
     assert (found.tau.result, found.tau.relative_difference.value) == ("agrees", 0.0)
     assert (found.verdict, found.reason) == ("agrees", None)
-    assert found.prompts_with_equal_counters == found.prompts == len(PROMPTS)
+    assert found.tau.equal_counters == found.prompts == len(PROMPTS)
     assert (found.n_max, found.gamma, found.served_target) == (n_max, 4, "t.gguf")
     assert all(one.engine == one.offline for one in found.accepted_by_position)
     assert found.tokens_per_second.value == pytest.approx(LIMIT / 0.5)
@@ -86,7 +86,7 @@ def test_equal_means_of_unequal_prompts_disagree(pair: tuple[Any, Any]) -> None:
             return replace(reply, counters=replace(old, accepted=old.accepted + change))
 
     found = certify(Shuffled(*pair), pair)
-    assert found.tau.result == "agrees" and found.prompts_with_equal_counters == 0
+    assert found.tau.result == "agrees" and found.tau.equal_counters == 0
     assert found.verdict == "disagrees" and "only 0 of 6 prompts" in found.reason
 
 

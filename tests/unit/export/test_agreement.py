@@ -15,14 +15,13 @@ import torch
 from dspark.config.models import DrafterSettings, TargetSpec
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.engines.agreement import AgreementReport, Setting
 from dspark.engines.llamacpp import Completion
 from dspark.engines.llamacpp_log import Counters, DraftedBlock
 from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request
 from dspark.errors import DataError, GateError
 from dspark.export import agreement
 from dspark.export.agreement import agree_with_llamacpp, compare_requests, judge_agreement
-from dspark.export.report import AgreementReport, Setting
-from dspark.io.gguffile import Key, write_gguf
 from dspark.io.jsonfile import read_model, write_model
 from dspark.targets.gguf import write_target_gguf
 from dspark.targets.loading import load_target
@@ -47,7 +46,7 @@ CONTROLS = ["taps without + 1", "RoPE theta / 10", "mask token 0", "sample_from_
 KINDS = [3, 3, *[1] * 98]  # tokens 0 and 1 are control tokens
 
 
-def tiny(root: Path, family: str) -> tuple[Any, DSparkDrafter, Path]:
+def tiny(root: Path, family: str, ascii_tokens: Any) -> tuple[Any, DSparkDrafter, Path]:
     """A random target, a drafter that hears its context, and the target's GGUF file."""
     config = {"model_type": family, **SHAPE, "tie_word_embeddings": family == "llama"}
     spec = TargetSpec.model_validate(
@@ -60,25 +59,8 @@ def tiny(root: Path, family: str) -> tuple[Any, DSparkDrafter, Path]:
     drafter = DSparkDrafter(shape, target.embedding, target.head, seed=2).eval().requires_grad_(False)
     for parameter in drafter.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator) * (0.2 if parameter.dim() > 1 else 0.1))
-    write_target_gguf(root / f"{family}.gguf", record, root, origin=ascii_tokens(root / "tokens.gguf"))
+    write_target_gguf(root / f"{family}.gguf", record, root, origin=ascii_tokens(root / "tokens.gguf", 280))
     return target, drafter, root / f"{family}.gguf"
-
-
-def ascii_tokens(path: Path) -> Path:
-    """A vocabulary whose every token is ASCII: llama.cpp refuses to answer with bytes that are no UTF-8."""
-    keys = {
-        "general.architecture": Key("llama", "STRING"),
-        "tokenizer.ggml.model": Key("gpt2", "STRING"),
-        "tokenizer.ggml.pre": Key("gpt-2", "STRING"),
-        "tokenizer.ggml.tokens": Key([f"t{number}" for number in range(280)], "STRING"),
-        "tokenizer.ggml.token_type": Key([3] * 4 + [1] * 276, "INT32"),
-        "tokenizer.ggml.merges": Key(["Ā Ā"], "STRING"),
-        "tokenizer.ggml.bos_token_id": Key(1, "UINT32"),
-        "tokenizer.ggml.eos_token_id": Key(2, "UINT32"),
-        "tokenizer.ggml.add_bos_token": Key(False, "BOOL"),
-    }
-    write_gguf(path, keys, {})
-    return path
 
 
 def random_prompts(count: int) -> list[list[int]]:
@@ -89,8 +71,8 @@ def random_prompts(count: int) -> list[list[int]]:
 @needs_engine
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_the_engine_drafts_as_torch_and_every_fault_fails(family: str, tmp_path: Path):
-    target, drafter, file = tiny(tmp_path, family)
+def test_the_engine_drafts_as_torch_and_every_fault_fails(family: str, tmp_path: Path, ascii_tokens: Any):
+    target, drafter, file = tiny(tmp_path, family, ascii_tokens)
     report = agree_with_llamacpp(target, drafter, file, random_prompts(8), tmp_path / "work", max_new_tokens=16)
     result = report.agreement
     assert (result.verdict, result.differing_blocks, result.differing_replies) == ("equal", 0, 0), result
@@ -104,9 +86,11 @@ def test_the_engine_drafts_as_torch_and_every_fault_fails(family: str, tmp_path:
     assert read_model(tmp_path / "agreement.json", AgreementReport) == report
 
 
-def test_too_few_prompts_and_other_precisions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_few_prompts_and_other_precisions_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ascii_tokens: Any
+):
     monkeypatch.setattr(agreement, "engine_version", lambda: "an engine")
-    target, drafter, file = tiny(tmp_path, "llama")
+    target, drafter, file = tiny(tmp_path, "llama", ascii_tokens)
     with pytest.raises(DataError, match="7 prompts are too few to judge an export, 8 are needed"):
         agree_with_llamacpp(target, drafter, file, random_prompts(7), tmp_path)
     write_target_gguf(file, target.record, tmp_path, precision="F16")
@@ -114,9 +98,9 @@ def test_too_few_prompts_and_other_precisions_are_refused(tmp_path: Path, monkey
         agree_with_llamacpp(target, drafter, file, random_prompts(8), tmp_path)
 
 
-def test_the_last_blocks_are_cut_as_the_engine_cuts_them(tmp_path: Path):
+def test_the_last_blocks_are_cut_as_the_engine_cuts_them(tmp_path: Path, ascii_tokens: Any):
     """With R tokens left R - 1 drafts are verified, none where one is left; worked out from the plain reply alone."""
-    target, drafter, _ = tiny(tmp_path, "llama")
+    target, drafter, _ = tiny(tmp_path, "llama", ascii_tokens)
     limit, prompt = 9, [5, 9, 77, 30]
     expected = expected_request(target, drafter, prompt, limit)
     said = 1

@@ -15,12 +15,13 @@ import torch
 from dspark.config.models import ExportSettings
 from dspark.drafters.checkpoint import read_checkpoint
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import GateError, StageError
+from dspark.errors import GateError, SettingsError, StageError
 from dspark.export import build as build_module
 from dspark.export import export_build
 from dspark.export.blocks import Drafts, draft
 from dspark.export.parity import compare, judge, negative_controls, rounded
 from dspark.export.report import ParityReport
+from dspark.io.gguffile import GGUFFile, Key
 from dspark.io.jsonfile import read_model
 from dspark.io.progress import Progress
 
@@ -38,6 +39,18 @@ class Steps(Progress):
         self.done += count
 
 
+def as_gguf(made: Any) -> GGUFFile:
+    """The target of these drafters as llama.cpp would have it."""
+    keys = {
+        "general.architecture": Key("llama", "STRING"),
+        "llama.block_count": Key(6, "UINT32"),
+        "llama.embedding_length": Key(made.embedding.shape[1], "UINT32"),
+        "tokenizer.ggml.model": Key("gpt2", "STRING"),
+        "tokenizer.ggml.tokens": Key([f"t{number}" for number in range(made.embedding.shape[0])], "STRING"),
+    }
+    return GGUFFile(Path("target.gguf"), keys, {}, {})
+
+
 def run(made: Any, blocks: Any, out: Path, settings: ExportSettings = NO_ONNX, **more: Any) -> ParityReport:
     return export_build(
         made.drafter, made.record, settings, blocks, out, embedding=made.embedding, head=made.head, **more
@@ -46,7 +59,7 @@ def run(made: Any, blocks: Any, out: Path, settings: ExportSettings = NO_ONNX, *
 
 def test_a_build_is_written_compared_and_reported(built: Path):
     report = read_model(built / "parity.json", ParityReport)
-    names = ["draft_block.onnx", "draft_block.onnx.data", "draft_block_cached.onnx", "io.json"]
+    names = ["draft_block.onnx", "draft_block.onnx.data", "draft_block_cached.onnx", "io.json", "target_ends.onnx.data"]
     assert sorted(path.name for path in (built / "onnxruntime").iterdir()) == names
     assert sorted(path.name for path in built.iterdir()) == ["drafter", "onnxruntime", "parity.json"]
     assert set(report.dialects) == {"union", "onnx", "onnx_cached"}
@@ -192,3 +205,37 @@ def test_rounding_leaves_the_targets_tensors_and_the_drafter_alone(make: Any):
     assert torch.equal(made.drafter.fc.weight, before) and coarse.fc.weight.dtype == torch.float32
     assert torch.equal(coarse.fc.weight, before.bfloat16().float()) and not torch.equal(coarse.fc.weight, before)
     assert torch.equal(coarse.embedding, made.embedding.float())
+
+
+def test_the_gguf_file_holds_the_drafter_in_half_precision(trained: Any, blocks_of: Any, tmp_path: Path):
+    report = run(trained, blocks_of(24), tmp_path, target_file=lambda: as_gguf(trained))
+    assert set(report.dialects) == {"union", "gguf"} and report.absent == {}
+    assert (report.dialects["gguf"].verdict, report.dialects["gguf"].blocks) == ("equal", 24)
+    assert [path.name for path in (tmp_path / "llamacpp").iterdir()] == ["drafter.gguf"]
+    assert run(trained, blocks_of(8), tmp_path / "off", NO_ONNX.model_copy(update={"gguf": False})).absent == {}
+
+
+def test_a_target_that_cannot_be_written_leaves_the_gguf_file_out_with_the_reason(
+    trained: Any, blocks_of: Any, tmp_path: Path
+):
+    def refused() -> GGUFFile:
+        raise SettingsError("target tiny: no known rule cuts its text")
+
+    report = run(trained, blocks_of(8), tmp_path, target_file=refused)
+    assert report.absent == {"gguf": "target tiny: no known rule cuts its text"}
+    assert set(report.dialects) == {"union"} and not (tmp_path / "llamacpp").exists()
+
+
+def test_a_gguf_file_that_drafts_otherwise_is_refused(
+    trained: Any, blocks_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real = build_module.load_drafter_gguf
+
+    def worse(*arguments: Any) -> DSparkDrafter:
+        drafter = real(*arguments)
+        drafter.fc.weight.neg_()
+        return drafter
+
+    monkeypatch.setattr(build_module, "load_drafter_gguf", worse)
+    with pytest.raises(GateError, match="export gguf: "):
+        run(trained, blocks_of(24), tmp_path, target_file=lambda: as_gguf(trained))

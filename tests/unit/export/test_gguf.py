@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from dspark.drafters.checkpoint import UNREACHABLE, union_tensors
+from dspark.engines import ENGINES
 from dspark.errors import DataError, IntegrityError, SettingsError
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
-from dspark.export.dflash import drafter_keys, file_problems, unsupported
+from dspark.export.dflash import drafter_keys, file_problems
 from dspark.export.gguf import load_drafter_gguf, read_drafter_gguf, write_drafter_gguf, write_with_fault
 from dspark.io.gguffile import GGUFFile, Key, TensorSource, read_gguf, write_gguf
 
@@ -209,7 +210,7 @@ def test_another_targets_file_is_refused_before_anything_is_written(trained: Any
 def test_what_llamacpp_cannot_run_is_refused_with_the_reason(make: Any, tmp_path: Path):
     made = make()
     config = made.drafter.config
-    assert unsupported(config) is None
+    assert ENGINES["llamacpp"].supports(config) is None
     reasons = {
         "vanilla Markov heads, this one is 'gated'": {"markov_type": "gated"},
         "no biases in attention": {"attention_bias": True},
@@ -234,9 +235,13 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     return target, drafter, path
 
 
+def load(path: Path, target: Any) -> Any:
+    return load_drafter_gguf(path, target.record, target.embedding, target.head)
+
+
 def test_a_file_from_elsewhere_becomes_the_drafter_that_it_describes(foreign: tuple[Any, Any, Path]):
     target, drafter, path = foreign
-    loaded = load_drafter_gguf(path, target)
+    loaded = load(path, target)
     assert loaded.config.model_dump() == drafter.config.model_dump() | {
         "rms_norm_eps": float(np.float32(drafter.config.rms_norm_eps)),
         "rope": {"rope_type": "default", "rope_theta": float(np.float32(drafter.config.rope["rope_theta"]))},
@@ -269,7 +274,7 @@ def test_drafters_of_another_kind_are_refused(
     tensors = {name: TensorSource(values.shape, lambda v=values: v, "F32") for name, values in file.tensors().items()}
     write_gguf(tmp_path / "d.gguf", keys, tensors)
     with pytest.raises(DataError, match=re.escape(said)):
-        load_drafter_gguf(tmp_path / "d.gguf", target)
+        load(tmp_path / "d.gguf", target)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +297,7 @@ def test_drafters_without_a_part_are_refused(
     }
     write_gguf(tmp_path / "d.gguf", file.keys, tensors)
     with pytest.raises(error, match=re.escape(said)):
-        load_drafter_gguf(tmp_path / "d.gguf", target)
+        load(tmp_path / "d.gguf", target)
 
 
 def test_the_keys_of_a_config_are_json(trained: Any):

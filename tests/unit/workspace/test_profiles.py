@@ -35,14 +35,19 @@ def test_a_file_with_mistakes_is_listed_as_broken(tmp_path: Path) -> None:
     (tmp_path / "serving_profiles").mkdir()
     (tmp_path / "serving_profiles/bad.yaml").write_text("engine: sglang\naccess: local\n")
     (row,) = describe_profiles(Workspace(tmp_path))
-    assert (row.name, row.access) == ("bad", "broken") and "measures only the reference engine" in row.description
+    assert (row.name, row.access) == ("bad", "broken")
+    assert "this version measures reference and llamacpp" in row.description
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"reason": None}, "access: none needs a reason"),
-        ({"access": "local"}, "measures only the reference engine"),
+        ({"access": "local"}, "measures reference and llamacpp; sglang needs"),
+        ({"engine": "llamacpp", "access": "url"}, "dspark certify --url"),
+        ({"engine": "llamacpp", "access": "local"}, "float16 or float32"),
+        ({"engine": "llamacpp", "policies": ["scheduled"]}, "pattern"),
+        ({"policies": ["fixed"]}, "policies are for llamacpp"),
         ({"engine": "reference", "access": "url"}, "runs inside dspark"),
         ({"parallelism": {"tensor": 2, "data": 2}, "hardware": {"count": 3}}, "needs 4 accelerators"),
         ({"engine_versions": "newest"}, "pattern"),
