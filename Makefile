@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-large test coverage lint bench clean help
+.PHONY: demo demo-large test test-compat coverage lint bench clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -29,6 +29,12 @@ test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov=dspark --cov-branch --cov-report=
 	$(MAKE) --no-print-directory coverage
+
+# The wheel is read, not installed; msgspec is what its parsers are made with.
+test-compat: $(INSTALLED) ## our files in the released parsers of the engines that cannot run here (fetches 40 MB)
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .compat sglang==0.5.23
+	$(BIN)/python -m pip install --quiet 'msgspec>=0.19,<1'
+	$(BIN)/python -m pytest tests/compat
 
 coverage: ## the coverage floors, from the last `make test`
 	$(BIN)/python -m coverage report --skip-covered --fail-under=75

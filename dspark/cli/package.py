@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, size
+from dspark.cli.options import as_json, print_json, print_table, size, workspace_of
 from dspark.cli.root import Subverbs
 
 
@@ -49,16 +50,73 @@ def show(folder: Path, json_output: bool) -> None:
 @package.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--digest", metavar="HEX", help="A package or self digest obtained elsewhere, to compare with.")
+@click.option("--against", metavar="PROFILE", help="A serving profile of the workspace, or a file with one.")
 @as_json
-def verify(folder: Path, digest: str | None, json_output: bool) -> None:
-    """Check that a package is exactly what its manifest says; exit code 7 if not."""
+@click.pass_context
+def verify(context: click.Context, folder: Path, digest: str | None, against: str | None, json_output: bool) -> None:
+    """Check that a package is exactly what its manifest says; exit code 7 if not.
+
+    With --against also that its certificate is about that profile on this machine, today; exit code 6 if not.
+    """
     from dspark.io.jsonfile import model_json
     from dspark.package.verify import verify as verify_package
 
     report = verify_package(folder, digest=digest)
+    fresh = {}
+    if against is not None:
+        from dspark.workspace.against import require_fresh
+        from dspark.workspace.profiles import named_profile
+
+        profile = named_profile(against, lambda: workspace_of(context))
+        fresh = {"against": profile.name, "holds_until": require_fresh(folder, profile)}
     if json_output:
-        print_json({"schema": "dspark/verify/1", **model_json(report), "note": report.note})
+        print_json({"schema": "dspark/verify/1", **model_json(report), **fresh, "note": report.note})
         return
     click.echo(f"sound: {report.name}, {report.files} files, {size(report.bytes)}")
     print_table([("package digest", report.package_digest), ("self digest", report.self_digest)])
+    if fresh:
+        click.echo(f"certified for {fresh['against']} on this machine until {fresh['holds_until']}")
     click.echo(report.note)
+
+
+@package.command("build-engine")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--compute-capability", metavar="X.Y", help="Of the GPU that will serve, such as 8.9; else of this one's."
+)
+@click.option("--cache", type=click.Path(path_type=Path), metavar="DIR", help="Of plans.  [default: ~/.cache/dspark]")
+@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@as_json
+def build_engine(
+    folder: Path, compute_capability: str | None, cache: Path | None, quiet: bool, json_output: bool
+) -> None:
+    """Verify a package and build its TensorRT plan for one kind of GPU; one that is in the cache is used again."""
+    from dspark.cli.display import shown
+    from dspark.engines.tensorrt_build import Plan
+    from dspark.export.tensorrt import PLAN, RECORD, build_plan
+    from dspark.io.jsonfile import model_json, read_model
+    from dspark.package.verify import verify as verify_package
+    from dspark.workspace.listener import ListenedProgress
+
+    digest = verify_package(folder).package_digest
+    place = cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dspark"
+    with shown(quiet=quiet, events=None) as listener:
+        built = build_plan(
+            folder,
+            digest,
+            place / "tensorrt",
+            compute_capability=compute_capability,
+            progress=ListenedProgress(listener, "build-engine"),
+        )
+    record = read_model(built / RECORD, Plan)
+    if json_output:
+        print_json({**model_json(record), "folder": str(built)})
+        return
+    print_table(
+        [
+            ("plan", str(built / PLAN)),
+            ("builder", f"{record.builder} {record.builder_version}, compute capability {record.compute_capability}"),
+            ("size", f"{size(record.plan_bytes)}, {record.layers} layers parsed, {record.precision}"),
+            ("run", "never: this proves that the graph is taken whole, not what the plan computes"),
+        ]
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from dspark.config.models import (
     PromptSettings,
     RecipeSpec,
     ResponseSettings,
+    Sampling,
     ServingProfile,
     Settings,
     TargetSpec,
@@ -158,6 +160,8 @@ class BuildReader:
         for key, found in (("domains", domains), ("serving_profiles", profiles)):
             if not found and not any(mistake.what.startswith(key) for mistake in mistakes):
                 mistakes.append(Mistake(parts.where([key]), f"{key}: at least one is needed", "see params.yaml"))
+        if target is not None:
+            mistakes += _other_traffic(parts, target, typed["responses"], profiles)
         if mistakes or target is None or recipe is None:
             raise Mistakes(mistakes)
         try:
@@ -257,6 +261,29 @@ class BuildReader:
         except SettingsError as error:
             mistakes.extend(mistakes_of(error))
             return None
+
+
+def _other_traffic(
+    parts: Layered, target: TargetSpec, responses: BaseModel | None, profiles: Sequence[ServingProfile]
+) -> list[Mistake]:
+    """Profiles that serve other traffic than the corpus was answered with: acceptance would collapse unseen."""
+    sampling = responses.sampling if isinstance(responses, ResponseSettings) and responses.sampling else target.sampling
+    found = []
+    for profile in profiles:
+        if profile.thinking_mode not in (None, target.thinking_mode):
+            what = f"profile {profile.name} serves thinking mode {profile.thinking_mode}, the target answers with"
+            found.append((f"{what} {target.thinking_mode}", "thinking_mode"))
+        if profile.sampling not in (None, sampling):
+            what = f"profile {profile.name} serves {_spelt(profile.sampling)}, the corpus is answered with"
+            found.append((f"{what} {_spelt(sampling)}", "responses.sampling"))
+    return [
+        Mistake(parts.where(["serving_profiles"]), f"serving_profiles: {what}", f"make them agree, or change {key}")
+        for what, key in found
+    ]
+
+
+def _spelt(sampling: Sampling | None) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in (sampling or Sampling()).model_dump().items())
 
 
 def _validated(sections: Layered, key: str, model: type[Settings], mistakes: list[Mistake]) -> BaseModel | None:

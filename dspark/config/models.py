@@ -288,6 +288,18 @@ class ExportSettings(Settings):
     dtype: DType = "bfloat16"  # of the union checkpoint
     onnx: bool = True
     gguf: bool = True  # where the target's family and tokenizer can be written
+    tensorrt: bool = True  # the recipe of a plan, for which `onnx` must be on
+    # Smallest, tuned and largest size of a plan's axes.
+    tensorrt_batch: tuple[Count, Count, Count] = (1, 1, 8)
+    tensorrt_context: tuple[Count, Count, Count] = (1, 512, 2048)
+
+    @model_validator(mode="after")
+    def _ascending(self) -> ExportSettings:
+        for name in ("tensorrt_batch", "tensorrt_context"):
+            if list(getattr(self, name)) != sorted(getattr(self, name)):
+                raise ValueError(f"{name}: sizes must not fall: smallest, tuned, largest")
+        return self
+
     onnx_opset: int = Field(default=20, ge=18, le=20)
 
 
@@ -340,6 +352,9 @@ class ServingProfile(Settings):
     parallelism: Parallelism = Parallelism()
     limits: ServingLimits = ServingLimits()
     service_levels: tuple[ServiceLevel, ...] = ()
+    # What it will be asked for, if that is fixed: a corpus that was answered otherwise is refused.
+    sampling: Sampling | None = None
+    thinking_mode: Literal["none", "off", "on"] | None = None
     access: Literal["local", "url", "none"]
     reason: str | None = None  # why `access` is none
     dtype: DType = "bfloat16"  # of llamacpp: of keys, values and the drafter; the target's file is served as published

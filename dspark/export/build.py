@@ -21,6 +21,7 @@ from dspark.export.onnx import export_onnx
 from dspark.export.parity import compare, judge, negative_controls, rounded
 from dspark.export.report import Comparison, ParityReport, Probes
 from dspark.export.runtimes import draft_cached, draft_stateless
+from dspark.export.tensorrt import write_recipe
 from dspark.io.gguffile import GGUFFile, Precision
 from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
@@ -28,7 +29,7 @@ from dspark.io.progress import Progress
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
-UNION, ONNX, LLAMACPP, PARITY = "drafter", "onnxruntime", "llamacpp", "parity.json"
+UNION, ONNX, TENSORRT, LLAMACPP, PARITY = "drafter", "onnxruntime", "tensorrt", "llamacpp", "parity.json"
 GGUF_PRECISION: Precision = "F16"
 
 
@@ -45,7 +46,7 @@ def export_build(
     untrained: bool = False,
     progress: Progress | None = None,
 ) -> ParityReport:
-    """Write `drafter/` (union checkpoint), `onnxruntime/`, `llamacpp/` and `parity.json` into a folder.
+    """Write `drafter/` (union checkpoint), `onnxruntime/`, `tensorrt/`, `llamacpp/` and `parity.json` into a folder.
 
     Args:
         drafter: the trained drafter.
@@ -80,6 +81,8 @@ def export_build(
             "onnx": compare(reference, stateless, described),
             "onnx_cached": compare(reference, cached, described),
         }
+        if settings.tensorrt:
+            write_recipe(out / TENSORRT, out / ONNX, settings)
         progress.advance()
     absent = {}
     if as_gguf is not None:

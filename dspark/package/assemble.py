@@ -45,7 +45,7 @@ from dspark.scheduling.config import SchedulerConfig, write_scheduler
 
 Card = Callable[[Path, Description], str]
 
-_EXPORTED = ("llamacpp", "onnxruntime")  # engines whose own form of the drafter the export writes
+_EXPORTED = ("llamacpp", "onnxruntime", "tensorrt")  # engines whose own form of the drafter the export writes
 # Every engine that packages are made for (package.md); each has files, or the certificate says why not.
 _ENGINES = ("llamacpp", "onnxruntime", "sglang", "tensorrt", "tensorrt_llm", "vllm")
 
@@ -129,8 +129,8 @@ def _write_engine(engine: str, sources: Sources, scheduler: SchedulerConfig, sta
     """Write the files of one engine, or say why there are none."""
     if engine in _EXPORTED and not (staged / "engines" / engine).is_dir():
         return _why_not_exported(sources, engine)
-    if engine == "onnxruntime":
-        return None
+    if engine in ("onnxruntime", "tensorrt"):
+        return None  # these files are all there is
     if engine not in ENGINES:
         return "this version of dspark writes no files for this engine"
     try:
@@ -143,7 +143,7 @@ def _write_engine(engine: str, sources: Sources, scheduler: SchedulerConfig, sta
 
 
 def _why_not_exported(sources: Sources, engine: str) -> str:
-    dialect = {"llamacpp": "gguf", "onnxruntime": "onnx"}[engine]
+    dialect = {"llamacpp": "gguf", "onnxruntime": "onnx", "tensorrt": "tensorrt"}[engine]
     absent = read_model(sources.export / "parity.json", ParityReport, hint=AGAIN).absent
     return absent.get(dialect, f"the build's setting export.{dialect} is off")
 

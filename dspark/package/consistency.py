@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from dspark.calibration.results import CalibrationReport
 from dspark.drafters.description import read_description
 from dspark.engines.onnx_io import OnnxIO
+from dspark.engines.tensorrt_build import Recipe
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.jsonfile import canonical_json
 from dspark.package.certificate import Certificate
@@ -118,6 +119,12 @@ def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
         raise ValueError(f"engines/vllm/speculative_config.json is for other blocks than gamma = {gamma}")
     if "engines/onnxruntime/io.json" in contents:
         _check_onnx(manifest, _typed(contents, "engines/onnxruntime/io.json", OnnxIO))
+    if "engines/tensorrt/build.json" in contents:
+        _check_recipe(
+            manifest,
+            _typed(contents, "engines/tensorrt/build.json", Recipe),
+            _typed(contents, "engines/onnxruntime/io.json", OnnxIO),
+        )
 
 
 def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -> None:
@@ -157,6 +164,17 @@ def _check_onnx(manifest: Manifest, onnx: OnnxIO) -> None:
         **{part.file: ((part.bytes, part.sha256), (file.bytes, file.sha256)) for part, file in files.items()},
     }
     _compare("engines/onnxruntime/io.json", expected)
+
+
+def _check_recipe(manifest: Manifest, recipe: Recipe, onnx: OnnxIO) -> None:
+    listed = {entry.path: entry.sha256 for entry in manifest.files}
+    expected: dict[str, tuple[object, object]] = {
+        "graph": (recipe.graph, onnx.stateless.file),
+        "gamma": (recipe.gamma, manifest.drafter.gamma),
+        "inputs and outputs": ((recipe.inputs, recipe.outputs), (onnx.stateless.inputs, onnx.stateless.outputs)),
+        **{file: (digest, listed.get(f"engines/onnxruntime/{file}")) for file, digest in recipe.files.items()},
+    }
+    _compare("engines/tensorrt/build.json", expected)
 
 
 def _check_evidence(manifest: Manifest, contents: Mapping[str, Content]) -> None:

@@ -32,6 +32,7 @@ _MODELS = {
     r"scheduler/calibration\.json": "dspark.calibration.results:CalibrationReport",
     r"scheduler/cost/[^/]+\.json": "dspark.profiling.cost:CostReport",
     r"engines/onnxruntime/io\.json": "dspark.engines.onnx_io:OnnxIO",
+    r"engines/tensorrt/build\.json": "dspark.engines.tensorrt_build:Recipe",
     r"evidence/lineage\.json": "dspark.package.lineage:Lineage",
     r"evidence/parity\.json": "dspark.export.report:ParityReport",
     r"evidence/certify/[^/]+\.json": "dspark.evaluation.entry:CertificateEntry",

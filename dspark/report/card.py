@@ -188,6 +188,12 @@ def _launch(engine: EngineFiles, description: Description, certificate: Certific
             f"{title}\n\nThe drafter's block as ONNX graphs in {code('engines/onnxruntime')}; {code('io.json')} there "
             "describes every input and output. The runtime brings the target and the verification."
         )
+    if engine.engine == "tensorrt":
+        return (
+            f"{title}\n\n```\ndspark package build-engine . --compute-capability 8.9\n```\n\nBuilds a plan of the ONNX "
+            f"block for one kind of GPU into a cache, by the recipe in {code('engines/tensorrt')}. No plan was run for "
+            "this package."
+        )
     tried = any(
         entry.status == "measured" and entry.fingerprint.get("engine") == engine.engine for entry in certificate.entries
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from dspark.config.build import FOLDERS
@@ -61,6 +63,19 @@ def show_profile(workspace: Workspace, name: str) -> tuple[ServingProfile, list[
         if name in used:
             builds.append(build)
     return profile, builds
+
+
+def named_profile(name: str, workspace: Callable[[], Workspace]) -> ServingProfile:
+    """The profile in a YAML file, or one of a workspace, which need not be there for a file.
+
+    Raises:
+        SettingsError: it does not exist, or its file has mistakes.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        folder = path.resolve().parent
+        return read_declared(folder, path.stem, ServingProfile, word=WORD, root=folder)
+    return read_profile(workspace(), name)
 
 
 def read_profile(workspace: Workspace, name: str) -> ServingProfile:

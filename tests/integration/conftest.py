@@ -190,7 +190,9 @@ SPECIAL = {
     write_json(paths.out / "lossless.json", lossless)
 """,
     "certify": """
-    write_json(paths.out, {"stamp": stamp})
+    from dspark.evaluation.entry import absent_entry
+
+    write_model(paths.out, absent_entry(inputs.profile, f"nothing was measured of {stamp}"))
 """,
     "package": """
     from dspark.package.manifest import Description, compose, manifest_bytes

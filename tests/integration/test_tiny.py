@@ -46,6 +46,13 @@ def test_the_package_is_verified_from_outside_the_workspace(tiny: tuple[Sandbox,
     verified = sandbox.dspark("package", "verify", str(copy), "--digest", digest, "--json", cwd=tmp_path)
     assert verified.code == 0, verified.err
     assert verified.json["package_digest"] == digest
+    fresh = sandbox.dspark("package", "verify", str(copy), "--against", "reference-smoke")
+    assert fresh.code == 0 and "certified for reference-smoke on this machine until 20" in fresh.out, fresh.err
+    other = sandbox.root / "serving_profiles/reference-smoke.yaml"
+    moved = tmp_path / "reference-smoke.yaml"
+    moved.write_text(other.read_text().replace("dtype: float32", "dtype: bfloat16"))
+    stale = sandbox.dspark("package", "verify", str(copy), "--against", str(moved), cwd=tmp_path)
+    assert stale.code == 6 and "dtype: certified float32, here bfloat16" in stale.err
     weights = copy / "drafter/model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 def test_run_shows_what_it_made(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
     text = called(capsys, "run", "--target", "fake", "--no-publish")
     assert "fake: 10 stages (10 up to date)" in text
+    assert re.search(r"certified in cpu +absent: nothing was measured of ", text)
     assert "tau at temperature 0, mean  1.500 [1.400, 1.600] (n=3)" in text
     assert "lossless" in text and "pass: 1 tokens of 1 prompts, 0 violations" in text
     assert "package  builds/fake/package" in text

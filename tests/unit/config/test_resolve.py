@@ -277,3 +277,17 @@ def test_every_target_and_every_build_file_is_a_build(root: Path) -> None:
 def test_malformed_flags_are_refused(root: Path, flag: str, said: str) -> None:
     with pytest.raises(Mistakes, match=said.replace("[", r"\[")):
         resolve(root, target="small", flags=(flag,))
+
+
+def test_a_profile_that_serves_other_traffic_than_the_corpus_was_answered_with_is_refused(root: Path) -> None:
+    """Sampled answers teach a drafter little about a thinking model, and its acceptance would collapse unseen."""
+    build_file(root, "target: small\nresponses:\n  sampling: {temperature: 0.7}\n")
+    write(root, "serving_profiles/cpu.yaml", "engine: reference\naccess: local\nsampling: {temperature: 0.7}\n")
+    assert resolve(root, build="mine").chosen.profiles[0].thinking_mode is None
+    other = "engine: reference\naccess: local\nsampling: {temperature: 0.2}\nthinking_mode: 'on'\n"
+    write(root, "serving_profiles/cpu.yaml", other)
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, build="mine")
+    said = str(caught.value)
+    assert "profile cpu serves thinking mode on, the target answers with none" in said
+    assert "profile cpu serves temperature 0.2, top_k 0, top_p 1, the corpus is answered with temperature 0.7" in said

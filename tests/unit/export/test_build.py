@@ -61,7 +61,7 @@ def test_a_build_is_written_compared_and_reported(built: Path):
     report = read_model(built / "parity.json", ParityReport)
     names = ["draft_block.onnx", "draft_block.onnx.data", "draft_block_cached.onnx", "io.json", "target_ends.onnx.data"]
     assert sorted(path.name for path in (built / "onnxruntime").iterdir()) == names
-    assert sorted(path.name for path in built.iterdir()) == ["drafter", "onnxruntime", "parity.json"]
+    assert sorted(path.name for path in built.iterdir()) == ["drafter", "onnxruntime", "parity.json", "tensorrt"]
     assert set(report.dialects) == {"union", "onnx", "onnx_cached"}
     for result in report.dialects.values():
         assert (result.verdict, result.blocks, result.tokens, result.differing_blocks) == ("equal", 24, 72, 0)

@@ -1,0 +1,95 @@
+"""Does a certificate speak about this machine, this engine and this traffic, today? (package.md, "certificate.json")
+
+What was measured elsewhere, or under another version, is not wrong: it is about something else. So each field that
+differs is named, and nobody has to guess which of them matters.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dspark.config.models import ServingProfile
+from dspark.errors import GateError
+from dspark.package.certificate import Certificate, CertificateEntry
+from dspark.package.manifest import Manifest
+
+AGAIN = "measure it here: name the profile in the build's serving_profiles, then `dspark run`"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which what was certified and what is asked about differ; None: it is not there."""
+
+    field: str
+    certified: Any
+    here: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: certified {_said(self.certified)}, here {_said(self.here)}"
+
+
+def measured_entry(certificate: Certificate, profile: str) -> CertificateEntry:
+    """The entry of a serving profile.
+
+    Raises:
+        GateError: there is none, or it holds no measurement that counts.
+    """
+    entries = {entry.profile: entry for entry in certificate.entries}
+    if profile not in entries:
+        raise GateError(
+            f"the certificate has no entry for serving profile {profile!r} (it has: {', '.join(sorted(entries))})",
+            AGAIN,
+        )
+    entry = entries[profile]
+    if entry.status != "measured":
+        raise GateError(f"serving profile {profile}: {entry.status} in the certificate: {entry.reason}", AGAIN)
+    return entry
+
+
+def differences(
+    manifest: Manifest,
+    entry: CertificateEntry,
+    profile: ServingProfile,
+    fingerprint: Mapping[str, Any],
+    *,
+    today: datetime.date,
+) -> list[Difference]:
+    """Everything that makes an entry stale for a profile on this machine.
+
+    Args:
+        profile: as it would be served here; its sampling and thinking mode count if it names them.
+        fingerprint: of this machine and engine under the profile (`profiling.fingerprint`).
+        today: when it is asked.
+    """
+    found = []
+    if entry.holds_until is not None and today.isoformat() > entry.holds_until.date:
+        found.append(Difference("holds until", entry.holds_until.date, today.isoformat()))
+    # What an entry knows beyond a fingerprint of today (its weights' quantisation) is no field of the machine.
+    certified = dict(_leaves({key: value for key, value in entry.fingerprint.items() if key in fingerprint}))
+    here = dict(_leaves(fingerprint))
+    for field in sorted(certified.keys() | here.keys()):
+        if certified.get(field) != here.get(field):
+            found.append(Difference(field, certified.get(field), here.get(field)))
+    corpus = manifest.inputs.corpus
+    if profile.thinking_mode not in (None, corpus.thinking_mode):
+        found.append(Difference("thinking mode", corpus.thinking_mode, profile.thinking_mode))
+    if profile.sampling is not None and profile.sampling.model_dump(mode="json") != corpus.sampling:
+        found.append(Difference("sampling", corpus.sampling, profile.sampling.model_dump(mode="json")))
+    return found
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _leaves(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", inner
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return "nothing" if value is None else str(value)

@@ -1,0 +1,182 @@
+"""What SGLang's released parsers make of our files. `make test-compat` fetches the wheel; nothing of it is installed.
+
+The parsers stand in modules that import much of the engine. Only those modules are loaded from the wheel; whatever else
+they import is a placeholder that fails when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.description import describe
+from dspark.engines import EngineInputs
+from dspark.engines.sglang import VERSION, SGLangEngine
+from dspark.scheduling import CostCurve, SchedulerConfig, Temperatures
+from dspark.targets.record import TargetRecord
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+WHEELS = sorted((CHECKOUT / ".compat").glob(f"sglang-{VERSION}-*.whl"))
+PARSERS = "sglang.srt.speculative.dspark_components"
+LOADED = {
+    "sglang.srt.speculative.dflash_utils",
+    *(f"{PARSERS}.{name}" for name in ("dspark_config", "dspark_sps", "dspark_sts")),
+}
+pytestmark = pytest.mark.skipif(not WHEELS, reason=f"the wheel of SGLang {VERSION} is not here: make test-compat")
+
+
+class Placeholder:
+    """Whatever a parser imports and does not need."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError(f"the parser used {self.name}")
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+
+def _placeholder(module: str, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name.startswith("is_"):
+        return lambda: False  # asked on import: is this an NPU, a GPU of that maker, ...
+    return Placeholder(f"{module}.{name}")
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives the parsers out of the wheel and placeholders for the rest of the engine."""
+
+    def __init__(self, wheel: Path) -> None:
+        import zipfile
+
+        self.archive = zipfile.ZipFile(wheel)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.split(".")[0] != "sglang":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=name not in LOADED)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        module = types.ModuleType(spec.name)
+        if spec.name not in LOADED:
+            module.__getattr__ = lambda name: _placeholder(spec.name, name)  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if module.__name__ in LOADED:
+            source = self.archive.read(module.__name__.replace(".", "/") + ".py")
+            exec(compile(source, module.__name__, "exec"), module.__dict__)
+
+
+@pytest.fixture(scope="module")
+def parsers() -> Iterator[SimpleNamespace]:
+    pytest.importorskip("msgspec", reason="msgspec is not here: make test-compat")
+    finder = Finder(WHEELS[-1])
+    before = {name for name in sys.modules if name.split(".")[0] == "sglang"}
+    sys.meta_path.insert(0, finder)
+    try:
+        names = ("dspark_config", "dspark_sps", "dspark_sts")
+        yield SimpleNamespace(**{name: importlib.import_module(f"{PARSERS}.{name}") for name in names})
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "sglang" and name not in before]:
+            del sys.modules[name]
+
+
+CONFIG = DrafterConfig(
+    gamma=3,
+    layers=2,
+    taps=(1, 3, 5),
+    mask_token_id=5,
+    hidden_size=16,
+    intermediate_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    rms_norm_eps=1e-5,
+    rope={"rope_type": "default", "rope_theta": 10000.0},
+    max_position=128,
+    vocab_size=50,
+    markov_rank=4,
+    target_model_type="qwen3",
+    num_target_layers=8,
+)
+DIGESTS = ("digest", "weights_digest", "embedding_digest", "head_digest", "tokenizer_digest", "chat_template_digest")
+TARGET = TargetRecord(
+    name="tiny",
+    source={"kind": "hub", "repo": "org/tiny"},
+    revision="0123abc",
+    public_id="org/tiny",
+    **dict.fromkeys(DIGESTS, "0" * 64),
+    dtype="bfloat16",
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    text_config={
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    },
+    hidden_size=16,
+    num_layers=8,
+    vocab_logical=50,
+    vocab_physical=50,
+    max_position=128,
+    taps=(1, 3, 5),
+    mask_token_id=5,
+    eos_token_ids=(1,),
+)
+CURVE = CostCurve(
+    sample_batch_tokens=(2, 4, 6, 8), sample_steps_per_second=(100.0, 95.0, 80.0, 60.0), max_batch_tokens=8
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """`engines/sglang` of a package."""
+    calibration = Temperatures(
+        temperature=1.0, top_k=0, top_p=1.0, rule="standard", label="sampled", temperatures=(1.5, 0.8, 2.0)
+    )
+    scheduler = SchedulerConfig(gamma=3, calibrations=(calibration,), curves={"here": CURVE})
+    inputs = EngineInputs(CONFIG, TARGET, scheduler, "here", {"engine": "sglang"}, temperature=1.0)
+    for name, data in SGLangEngine().files(inputs).items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def test_the_cost_table_is_read_and_looked_up_as_the_scheduler_does(parsers: SimpleNamespace, files: Path):
+    table = parsers.dspark_sps.load_sps_table_from_path(str(files / "sps.json"))
+    assert isinstance(table, parsers.dspark_sps.SpsCostTable)
+    assert not parsers.dspark_sps.is_uninitialized_sps_table(table)
+    for tokens in range(1, 12):
+        assert table.lookup(tokens) == pytest.approx(float(CURVE.steps_per_second([tokens])[0]))
+
+
+def test_the_temperatures_are_read(parsers: SimpleNamespace, files: Path):
+    calibration = parsers.dspark_sts.load_sts_calibration_from_path(str(files / "sts.json"))
+    assert calibration.temperatures == [1.5, 0.8, 2.0]
+
+
+def test_the_union_config_gives_gamma_taps_mask_and_head(parsers: SimpleNamespace):
+    value = describe(CONFIG, TARGET, dialect="union", dtype="bfloat16", weights_sha256="0" * 64)
+    found = parsers.dspark_config.parse_dspark_draft_config(
+        draft_hf_config=SimpleNamespace(**json.loads(json.dumps(value)))
+    )
+    assert (found.gamma, found.mask_token_id, found.markov_rank) == (3, 5, 4)
+    assert (list(found.target_layer_ids), found.markov_head_type) == ([1, 3, 5], "vanilla")
+    assert parsers.dspark_config.get_dspark_sample_from_anchor(SimpleNamespace(**value)) is True
