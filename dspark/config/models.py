@@ -286,6 +286,7 @@ class ExportSettings(Settings):
     """Stage `export`."""
 
     dtype: DType = "bfloat16"  # of the union checkpoint
+    deepspec: bool = False  # also the dialect of DeepSpec's evaluator; it is no part of the package
     onnx: bool = True
     gguf: bool = True  # where the target's family and tokenizer can be written
     tensorrt: bool = True  # the recipe of a plan, for which `onnx` must be on

@@ -1,4 +1,4 @@
-"""Drafter checkpoints: the training dialect and the union dialect, written and read.
+"""Drafter checkpoints: the training, the union and DeepSpec's own dialect, written and read.
 
 A folder of `config.json` and `model.safetensors`, tensor names without a prefix, the target's embedding and head left
 out (engines share the target's). With a reduced draft vocabulary
@@ -6,6 +6,9 @@ out (engines share the target's). With a reduced draft vocabulary
 - the training dialect keeps W2 as it is, [Vd, r], and says which tokens its rows are: `d2t_ids`, absolute, int64 [Vd];
 - the union dialect has the whole vocabulary, which every engine loads: rows of W2 for the other tokens are zero but for
   channel 0, which is the constant 1 in every row of W1 (`heads.py`), so that their logits sink by 1000.
+
+DeepSpec's dialect is the union with the target's embedding and head beside it, which its evaluator wants; engines must
+not be given it (engine-formats.md, section 0).
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 DRAFT_IDS = "d2t_ids"
 MARKOV_W2 = "markov_head.markov_w2.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Exact in bfloat16 and float16; beside it no trained logit counts, and exp() of it is 0 in float32.
 UNREACHABLE = -1000.0
 
@@ -67,6 +71,31 @@ def write_union(
     _write(folder, tensors, drafter.config, record, dialect="union", dtype=dtype)
 
 
+def write_deepspec(
+    folder: Path,
+    drafter: DSparkDrafter,
+    record: TargetRecord,
+    head: Tensor,
+    *,
+    dtype: DType = "bfloat16",
+    untrained: bool = False,
+) -> None:
+    """Write the dialect of DeepSpec's evaluator: the union with the target's embedding and head, stored twice if tied.
+
+    Args:
+        head: the target's whole one, [V, d]; the drafter may hold some of its rows only.
+        untrained: as in `write_union`.
+    Raises:
+        StageError: as `write_union`.
+    """
+    if not untrained:
+        _check_moved(_parameters(drafter))
+    wanted: torch.dtype = getattr(torch, dtype)
+    tensors = {**union_tensors(drafter), EMBEDDING: drafter.embedding.cpu(), HEAD: head.cpu()}
+    copies = {name: value.to(wanted, copy=True).contiguous() for name, value in tensors.items()}
+    _write(folder, copies, drafter.config, record, dialect="deepspec", dtype=dtype)
+
+
 def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
     """The drafter's tensors with the whole vocabulary, by name, in its own dtype, on the CPU."""
     tensors = _parameters(drafter)
@@ -82,9 +111,9 @@ def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
 def read_checkpoint(
     folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None
 ) -> DSparkDrafter:
-    """Read either dialect on the target's embedding and head, [V, d].
+    """Read any dialect on the target's embedding and head, [V, d].
 
-    The union dialect gives a drafter with the whole vocabulary, as an engine would see it.
+    All but the training dialect give a drafter with the whole vocabulary, as an engine would see it.
 
     Args:
         record: the target it must belong to; None: not checked.
@@ -104,6 +133,8 @@ def read_checkpoint(
         tensors = load_file(path)
     except SafetensorError as reason:
         raise IntegrityError(f"{path}: not a safetensors file: {reason}") from None
+    if own["dialect"] == "deepspec":
+        _take_ends(path, tensors, embedding, head)
     ids = tensors.pop(DRAFT_IDS, None)
     _check_finite(tensors, IntegrityError)
     try:
@@ -165,6 +196,18 @@ def _check_names(path: Path, tensors: dict[str, Tensor], drafter: DSparkDrafter)
         problems.append("its tensors have different dtypes")
     if problems:
         raise IntegrityError(f"{path}: {'; '.join(problems)}")
+
+
+def _take_ends(path: Path, tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) -> None:
+    """Take the target's matrices out of a checkpoint that stores them.
+
+    Raises:
+        IntegrityError: they are missing, or another target's.
+    """
+    for name, wanted in ((EMBEDDING, embedding), (HEAD, head)):
+        found = tensors.pop(name, None)
+        if found is None or not torch.equal(found, wanted.cpu().to(found.dtype)):
+            raise IntegrityError(f"{path}: {name} is {'missing' if found is None else 'not that of the target'}")
 
 
 def _check_target(folder: Path, found: dict[str, str], record: TargetRecord) -> None:

@@ -5,7 +5,7 @@ Flat Qwen3 and DeepSpec fields for SGLang, vLLM and llama.cpp's converter, and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import ValidationError
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
 ARCHITECTURE = "Qwen3DSparkModel"  # what consumers dispatch on, whatever the target's family: the layers are Qwen3's
-Dialect = Literal["training", "union"]
+Dialect = Literal["training", "union", "deepspec"]
 
 # Readers disagree on every one of these defaults, so they are always written, and anything else is refused.
 FIXED: dict[str, Any] = {
     "sample_from_anchor": True,
     "is_causal": False,
-    "has_embed_tokens": False,
     "tie_word_embeddings": False,
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
@@ -37,7 +36,8 @@ def describe(
     """The content of `config.json`.
 
     The union dialect describes the drafter as engines see it, with the whole vocabulary. The one key of our own,
-    `dspark`, says which dialect this is, what the weights' digest is and which target they belong to.
+    `dspark`, says which dialect this is, what the weights' digest is and which target they belong to. Only the dialect
+    of DeepSpec's own evaluator stores the target's embedding and head.
 
     Args:
         dtype: of the stored weights.
@@ -60,6 +60,7 @@ def describe(
     return {
         **layers,
         **FIXED,
+        "has_embed_tokens": dialect == "deepspec",
         "architectures": [ARCHITECTURE],
         "dtype": dtype,
         "eos_token_id": list(record.eos_token_ids),
@@ -101,9 +102,10 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
     if not isinstance(value, dict):
         raise IntegrityError(f"{where}: not a JSON object")
     own = value.get("dspark")
-    if not isinstance(own, dict) or own.get("dialect") not in ("training", "union"):
+    if not isinstance(own, dict) or own.get("dialect") not in get_args(Dialect):
         raise IntegrityError(f"{where}: not written by dspark (no valid 'dspark' entry)")
-    expected = FIXED | {"architectures": [ARCHITECTURE], "markov_head_type": "vanilla"}
+    stored = own["dialect"] == "deepspec"
+    expected = FIXED | {"has_embed_tokens": stored, "architectures": [ARCHITECTURE], "markov_head_type": "vanilla"}
     wrong = [f"{key} is {value.get(key)!r}, not {want!r}" for key, want in expected.items() if value.get(key) != want]
     if wrong:
         raise IntegrityError(f"{where}: {'; '.join(wrong)}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dspark.config.models import ExportSettings
-from dspark.drafters.checkpoint import read_checkpoint, write_union
+from dspark.drafters.checkpoint import read_checkpoint, write_deepspec, write_union
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.llamacpp_files import DRAFTER
 from dspark.errors import SettingsError
@@ -29,7 +29,8 @@ from dspark.io.progress import Progress
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
-UNION, ONNX, TENSORRT, LLAMACPP, PARITY = "drafter", "onnxruntime", "tensorrt", "llamacpp", "parity.json"
+UNION, DEEPSPEC, ONNX, TENSORRT, LLAMACPP = "drafter", "deepspec", "onnxruntime", "tensorrt", "llamacpp"
+PARITY = "parity.json"
 GGUF_PRECISION: Precision = "F16"
 
 
@@ -70,6 +71,9 @@ def export_build(
     reference = draft(exact, blocks)
     dialects = {"union": _union(exact, record, settings, blocks, out / UNION, embedding, head, untrained)}
     progress.advance()
+    if settings.deepspec:
+        write_deepspec(out / DEEPSPEC, exact, record, head, dtype=settings.dtype, untrained=untrained)
+        dialects["deepspec"] = _stored(exact, record, settings, blocks, out / DEEPSPEC, embedding, head)
     if settings.onnx:
         threads = torch.get_num_threads()
         export_onnx(exact, record, out / ONNX, opset=settings.onnx_opset)
@@ -139,8 +143,21 @@ def _union(
     head: Tensor,
     untrained: bool,
 ) -> Comparison:
-    """Write the union checkpoint and compare what an engine would load with the drafter in the stored dtype."""
+    """Write the union checkpoint and compare it."""
     write_union(folder, exact, record, dtype=settings.dtype, untrained=untrained)
+    return _stored(exact, record, settings, blocks, folder, embedding, head)
+
+
+def _stored(
+    exact: DSparkDrafter,
+    record: TargetRecord,
+    settings: ExportSettings,
+    blocks: ProbeBlocks,
+    folder: Path,
+    embedding: Tensor,
+    head: Tensor,
+) -> Comparison:
+    """Compare what a reader of a checkpoint would load with the drafter in the stored dtype."""
     reloaded = read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record).float()
     stored = draft(rounded(exact, getattr(torch, settings.dtype)), blocks)
     return compare(

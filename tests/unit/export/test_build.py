@@ -15,12 +15,13 @@ import torch
 from dspark.config.models import ExportSettings
 from dspark.drafters.checkpoint import read_checkpoint
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import GateError, SettingsError, StageError
+from dspark.errors import GateError, IntegrityError, SettingsError, StageError
 from dspark.export import build as build_module
 from dspark.export import export_build
 from dspark.export.blocks import Drafts, draft
 from dspark.export.parity import compare, judge, negative_controls, rounded
 from dspark.export.report import ParityReport
+from dspark.io.digest import digest_file
 from dspark.io.gguffile import GGUFFile, Key
 from dspark.io.jsonfile import read_model
 from dspark.io.progress import Progress
@@ -89,6 +90,35 @@ def test_the_union_checkpoint_drafts_as_the_drafter_in_its_dtype(
     assert union.max_logit_difference is not None and union.max_logit_difference < 1e-3
     assert read_checkpoint(tmp_path / "drafter", made.embedding, made.head).fc.weight.dtype == torch.bfloat16
     assert not (tmp_path / "onnxruntime").exists()
+
+
+@pytest.mark.parametrize("draft_vocab_size", [23, None])
+def test_deepspecs_dialect_stores_the_targets_matrices_and_drafts_the_same(
+    make: Any, blocks_of: Any, tmp_path: Path, draft_vocab_size: int | None
+):
+    from safetensors.torch import load_file, save_file
+
+    made = make(draft_vocab_size=draft_vocab_size)
+    report = run(made, blocks_of(12), tmp_path, NO_ONNX.model_copy(update={"deepspec": True}))
+    assert set(report.dialects) == {"union", "deepspec"} and report.dialects["deepspec"].verdict == "equal"
+    path = tmp_path / "deepspec/model.safetensors"
+    tensors = load_file(path)
+    assert torch.equal(tensors["embed_tokens.weight"], made.embedding)
+    assert torch.equal(tensors["lm_head.weight"], made.head)
+    assert (
+        tensors.keys() - {"embed_tokens.weight", "lm_head.weight"}
+        == load_file(tmp_path / "drafter/model.safetensors").keys()
+    )
+    config = json.loads((tmp_path / "deepspec/config.json").read_text())
+    assert (config["has_embed_tokens"], config["dspark"]["dialect"]) == (True, "deepspec")
+    with pytest.raises(IntegrityError, match=r"lm_head\.weight is not that of the target"):
+        read_checkpoint(tmp_path / "deepspec", made.embedding, made.head.flip(0))
+    del tensors["embed_tokens.weight"]
+    save_file(tensors, path)
+    config["dspark"]["weights_sha256"] = digest_file(path)
+    (tmp_path / "deepspec/config.json").write_text(json.dumps(config))
+    with pytest.raises(IntegrityError, match=r"embed_tokens\.weight is missing"):
+        read_checkpoint(tmp_path / "deepspec", made.embedding, made.head)
 
 
 def test_the_exported_config_holds_both_conventions_of_taps(trained: Any, blocks_of: Any, tmp_path: Path):
