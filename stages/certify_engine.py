@@ -93,7 +93,7 @@ def llamacpp(inputs, paths, fingerprint, progress):
         threads=fingerprint["threads"],
         progress=progress,
     )
-    judge_agreement(export)
+    judge_agreement(export, paths.work / "agreement.json")
     return certify_llamacpp(
         profile,
         fingerprint,

@@ -40,7 +40,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except Exception as fault:
         if debug:
             _traceback()
-        hint = "this is a fault in dspark: please report it; --debug shows where"
+        hint = "this is a fault in dspark: please report it; `dspark --debug VERB ...` shows where"
         return _report(f"{type(fault).__name__}: {fault}", hint, FAULT, as_json)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dspark.cli.options import as_json, print_json, print_table, workspace_of
-from dspark.errors import GateError
+from dspark.errors import GateError, SettingsError
 
 if TYPE_CHECKING:
     from dspark.evaluation.server import ServerCertificate
@@ -46,6 +46,8 @@ def certify(
     from dspark.workspace.certify import CertifyRequest
     from dspark.workspace.certify import certify as certify_drafter
 
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise SettingsError(f"--out {out}: no file can be written there", "name a file in a folder that is there")
     request = CertifyRequest(drafter, url, target, domains, prompts, new_tokens)
     with shown(quiet=quiet, events=None) as listener:
         certificate = certify_drafter(workspace_of(context), request, listener)

@@ -52,6 +52,11 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
         "parallelism": f"tensor {spread.tensor}, pipeline {spread.pipeline}, data {spread.data}",
         "requests at a time": str(limits.requests or ""),
         "context": f"{limits.context} tokens" if limits.context else "",
+        "dtype": profile.dtype,
+        "threads": str(profile.threads or "all"),
+        "profiled at": f"{_numbers(profile.requests)} requests, contexts of {_numbers(profile.contexts)} tokens",
+        "certified at": f"{_numbers(profile.certify_concurrency)} requests",
+        "policies": ", ".join(profile.policies),
         "access": profile.access if profile.reason is None else f"{profile.access}: {profile.reason}",
         "builds": ", ".join(builds),
     }
@@ -61,3 +66,7 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
         click.echo(
             f"service level: at {level.requests} requests {level.tokens_per_second_per_user:g} tokens/s a user{first}"
         )
+
+
+def _numbers(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))

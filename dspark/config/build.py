@@ -158,10 +158,11 @@ class BuildReader:
                 what = f"domains: {domain.name!r} is only ever evaluated, never trained on"
                 mistakes.append(Mistake(parts.where(["domains"]), what, "name it in evaluation_domains"))
         for key, found in (("domains", domains), ("serving_profiles", profiles)):
-            if not found and not any(mistake.what.startswith(key) for mistake in mistakes):
+            if not found and not parts.tree.get(key):
                 mistakes.append(Mistake(parts.where([key]), f"{key}: at least one is needed", "see params.yaml"))
         if target is not None:
             mistakes += _other_traffic(parts, target, typed["responses"], profiles)
+        mistakes += _longer_blocks(parts, typed["drafter"], profiles)
         if mistakes or target is None or recipe is None:
             raise Mistakes(mistakes)
         try:
@@ -280,6 +281,19 @@ def _other_traffic(
         Mistake(parts.where(["serving_profiles"]), f"serving_profiles: {what}", f"make them agree, or change {key}")
         for what, key in found
     ]
+
+
+def _longer_blocks(parts: Layered, drafter: BaseModel | None, profiles: Sequence[ServingProfile]) -> list[Mistake]:
+    """Policies that would verify more drafts than a block has."""
+    gamma = drafter.gamma if isinstance(drafter, DrafterSettings) else None
+    found = []
+    for profile in profiles:
+        for policy in profile.policies:
+            length = int(policy[6:-1]) if policy.startswith("fixed(") else 0
+            if gamma is not None and length > gamma:
+                what = f"serving_profiles: profile {profile.name} names {policy}, a block has {gamma} drafts"
+                found.append(Mistake(parts.where(["serving_profiles"]), what, "name at most that many"))
+    return found
 
 
 def _spelt(sampling: Sampling | None) -> str:

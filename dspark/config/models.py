@@ -6,9 +6,10 @@ DeepSpec's unless a comment says otherwise.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 # Names become file names, DVC stage names and registry names: one spelling that is safe in all of them.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -338,7 +339,16 @@ class ServiceLevel(Settings):
 
 
 MEASURED = ("reference", "llamacpp")  # engines that this version can measure
-PolicyName = Annotated[str, StringConstraints(pattern=r"^(fixed|fixed\([1-9][0-9]*\)|threshold\(0?\.[0-9]+\))$")]
+POLICY = re.compile(r"fixed|fixed\([1-9][0-9]*\)|threshold\(0\.(?=[0-9]*[1-9])[0-9]{1,3}\)")
+
+
+def _policy(name: str) -> str:
+    if not POLICY.fullmatch(name):
+        raise ValueError("a policy is fixed, fixed(k) or threshold(0.x)")
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_policy)]
 EngineName = Literal["reference", "llamacpp", "sglang", "vllm", "tensorrt_llm", "tensorrt"]
 
 
@@ -381,6 +391,12 @@ class ServingProfile(Settings):
             self._possible_in_llamacpp()
         elif self.policies:
             raise ValueError("policies are for llamacpp; the reference engine measures fixed and scheduled")
+        for what, asked, limit in (
+            ("requests and certify_concurrency", (*self.requests, *self.certify_concurrency), self.limits.requests),
+            ("contexts", self.contexts, self.limits.context),
+        ):
+            if self.access == "local" and limit is not None and max(asked) > limit:
+                raise ValueError(f"{what} go up to {max(asked)}, the engine's limit is {limit}")
         used = self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data
         if used > self.hardware.count:
             raise ValueError(f"parallelism needs {used} accelerators, hardware.count is {self.hardware.count}")
@@ -391,6 +407,10 @@ class ServingProfile(Settings):
             raise ValueError("a server that runs already is certified by `dspark certify --url`; here access is local")
         if self.access == "local" and self.dtype == "bfloat16":
             raise ValueError("llamacpp keeps keys and values in float16 or float32: name one as dtype")
+        if self.draft_backend != "torch":
+            raise ValueError("llamacpp drafts by itself: draft_backend is for the reference engine")
+        if len(set(self.policies)) != len(self.policies):
+            raise ValueError("policies names one twice")
 
 
 # ---------------------------------------------------------------- build

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +37,7 @@ from dspark.engines.llamacpp_log import (
     parse_drafting,
     parse_metrics,
 )
-from dspark.errors import DataError, PreflightError, ServiceError
+from dspark.errors import DataError, PreflightError, ServiceError, SettingsError
 
 TIMES_SHOWN = 4  # the log level that shows the time spent on drafting
 DRAFTS_SHOWN = 5  # the one that shows every drafted token
@@ -113,9 +114,18 @@ class LlamaCppClient:
     Args:
         address: such as `http://127.0.0.1:8080`.
         patience: seconds until it must have answered.
+    Raises:
+        SettingsError: no such address.
     """
 
     def __init__(self, address: str, *, patience: float = 600.0) -> None:
+        try:
+            parts = urllib.parse.urlsplit(address)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise SettingsError(f"{address!r} is no address of a server", "give one such as http://127.0.0.1:8080")
         self.address = address.rstrip("/")
         self._patience = patience
 
@@ -133,7 +143,10 @@ class LlamaCppClient:
     @cached_property
     def room(self) -> int:
         """Positions of a request, prompt and reply together; asked once."""
-        return int(self.properties()["default_generation_settings"]["n_ctx"])
+        settings = self.properties()["default_generation_settings"]
+        if not isinstance(settings, dict) or not isinstance(settings.get("n_ctx"), int):
+            raise self._failure("its /props does not say how long a request may be")
+        return int(settings["n_ctx"])
 
     def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
         """Continue a prompt greedily.
@@ -199,7 +212,7 @@ class LlamaCppClient:
         if not prompt or len(prompt) + max_new_tokens > room:
             raise DataError(
                 f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {room} positions",
-                "raise `context`, or leave such prompts out",
+                "give the engine a longer context, ask for fewer tokens, or leave such prompts out",
             )
         return {
             "prompt": list(prompt),

@@ -51,8 +51,8 @@ def _launch(inputs: EngineInputs) -> bytes:
         inputs,
         about=[
             f"Serve {inputs.target.name} with its DSpark drafter in llama.cpp's server (DSPARK_TARGET: its GGUF file).",
-            "The certificate says from which load on speculation pays, and how many drafts to verify where:",
-            "bash launch.sh --spec-draft-n-max 2. Further arguments go to llama.cpp: bash launch.sh --port 8080",
+            "Whether speculation pays, and how many drafts to verify at which load, is in the certificate if it was",
+            "measured. Further arguments go to llama.cpp: bash launch.sh --spec-draft-n-max 2 --port 8080",
         ],
         environment=None,
         target_flag=["--model"],

@@ -23,6 +23,7 @@ from dspark.errors import DataError, GateError, ServiceError
 from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
 from dspark.export.report import judge_controls
 from dspark.io.gguffile import MASK, GGUFFile, Key, read_gguf
+from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
 from dspark.targets.loading import Target
 
@@ -118,12 +119,17 @@ def faults(drafter: DSparkDrafter, target: GGUFFile) -> dict[str, dict[str, Key]
     }
 
 
-def judge_agreement(report: AgreementReport) -> None:
+def judge_agreement(report: AgreementReport, kept: Path | None = None) -> None:
     """Refuse an export that drafts otherwise in the engine, or a comparison that could not tell.
+
+    Args:
+        kept: where the report is written, to be named if it refuses; None: nowhere.
 
     Raises:
         GateError: the engine differs, or a faulty file passes.
     """
+    if kept is not None:
+        write_model(kept, report)
     result = report.agreement
     if result.verdict != "equal":
         counts = ", ".join(
@@ -134,7 +140,7 @@ def judge_agreement(report: AgreementReport) -> None:
         raise GateError(
             f"llama.cpp: {result.differing_blocks} of {result.blocks} draft blocks and {result.differing_replies} of "
             f"{report.setting.prompts} replies differ from torch ({result.first_difference or counts})",
-            "this is a fault of the export or of this engine's version; report it with the agreement report",
+            f"this is a fault of the export or of this engine's version; report it{f' with {kept}' if kept else ''}",
         )
     judge_controls(report.negative_controls, "llama.cpp")
 

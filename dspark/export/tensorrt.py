@@ -8,6 +8,10 @@ gives what `io.json` says.
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -47,14 +51,17 @@ def build_plan(
         the folder with `draft_block.plan` and `plan.json`.
     Raises:
         PreflightError: no TensorRT is installed, or this one cannot build for that GPU here.
-        SettingsError: a compute capability that this version does not know.
-        IntegrityError: the package holds no recipe, or other files than the recipe names.
+        SettingsError: a compute capability that this version does not know, a cache that cannot be written to, or a
+            package without a recipe.
+        IntegrityError: the package holds other files than the recipe names.
         StageError: the graph does not parse, or no plan comes out.
     """
     trt, name = _builder_module()
     recipe = read_recipe(package)
-    capability = _capability(trt, name, compute_capability)
-    folder = cache / package_digest / f"{name}-{trt.__version__}-sm{(compute_capability or 'here').replace('.', '')}"
+    asked = compute_capability or local_capability()
+    capability = _capability(trt, name, asked, named=compute_capability is not None)
+    folder = cache / package_digest / f"{name}-{trt.__version__}-sm{asked.replace('.', '')}"
+    _make_folder(folder.parent)
     if _is_whole(folder, package):
         return folder
     progress = progress or Progress()
@@ -85,8 +92,7 @@ def build_plan(
     if built is None:
         raise StageError(f"{name} {trt.__version__} built no plan: {logger.last}", "see what it said above")
     progress.advance()
-    staged = cache / f".{package_digest}.part"
-    staged.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     write_bytes(staged / PLAN, bytes(built))
     data = bytes(timings.serialize())
     write_bytes(staged / TIMINGS, data)
@@ -95,7 +101,7 @@ def build_plan(
         recipe_sha256=digest_file(package / "engines" / "tensorrt" / RECIPE),
         builder=name,
         builder_version=trt.__version__,
-        compute_capability=compute_capability or "of this machine's GPU",
+        compute_capability=asked,
         precision=recipe.precision,
         axes=recipe.axes,
         layers=network.num_layers,
@@ -106,7 +112,6 @@ def build_plan(
         built_seconds=time.monotonic() - began,
     )
     write_model(staged / RECORD, record)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     replace_tree(staged, folder)
     return folder
 
@@ -124,14 +129,15 @@ def read_recipe(package: Path) -> Recipe:
     """The recipe of a package, whose files are the ones that it names.
 
     Raises:
-        IntegrityError: no recipe, or other files.
+        SettingsError: the package holds none.
+        IntegrityError: other files.
     """
-    recipe = read_model(
-        package / "engines" / "tensorrt" / RECIPE,
-        Recipe,
-        IntegrityError,
-        "this package has no TensorRT recipe: make it with export.onnx and export.tensorrt on",
-    )
+    path = package / "engines" / "tensorrt" / RECIPE
+    if not path.is_file():
+        raise SettingsError(
+            f"{package} has no TensorRT recipe", "make the package with export.onnx and export.tensorrt on"
+        )
+    recipe = read_model(path, Recipe, IntegrityError, "fetch the package again")
     for file, digest in recipe.files.items():
         path = package / "engines" / "onnxruntime" / file
         if not path.is_file() or digest_file(path) != digest:
@@ -179,11 +185,40 @@ def _builder_module() -> tuple[ModuleType, str]:
     )
 
 
-def _capability(trt: Any, name: str, asked: str | None) -> Any:
-    """The builder's own constant for a compute capability; None: that of the GPU that is here."""
-    if asked is None:
-        return None
+def local_capability() -> str:
+    """The compute capability of this machine's first GPU, as its driver's tool says.
+
+    Raises:
+        PreflightError: there is none.
+    """
+    tool = shutil.which("nvidia-smi")
+    command = [tool or "nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        found = []
+    if not found:
+        raise PreflightError(
+            "there is no GPU here to build a plan for", "name the kind of GPU that serves: --compute-capability 8.9"
+        )
+    return found[0]
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        raise SettingsError(f"{folder}: no folder that can be written to", "name another one: --cache DIR")
+
+
+def _capability(trt: Any, name: str, asked: str, *, named: bool) -> Any:
+    """The builder's own constant for a compute capability; None where it takes the GPU that is here."""
     known = getattr(trt, "ComputeCapability", None)
+    if known is None and not named:
+        return None
     if known is None:
         raise PreflightError(
             f"{name} builds only for the GPU of this machine", "pip install 'dspark[rtx]', or leave the capability out"

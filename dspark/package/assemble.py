@@ -144,6 +144,8 @@ def _write_engine(engine: str, sources: Sources, scheduler: SchedulerConfig, sta
 
 def _why_not_exported(sources: Sources, engine: str) -> str:
     dialect = {"llamacpp": "gguf", "onnxruntime": "onnx", "tensorrt": "tensorrt"}[engine]
+    if engine == "tensorrt" and not sources.build.export.onnx:
+        dialect = "onnx"  # there is nothing to make a recipe of
     absent = read_model(sources.export / "parity.json", ParityReport, hint=AGAIN).absent
     return absent.get(dialect, f"the build's setting export.{dialect} is off")
 

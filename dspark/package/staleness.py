@@ -16,7 +16,7 @@ from dspark.errors import GateError
 from dspark.package.certificate import Certificate, CertificateEntry
 from dspark.package.manifest import Manifest
 
-AGAIN = "measure it here: name the profile in the build's serving_profiles, then `dspark run`"
+AGAIN = "measure it here: `dspark run` of a build whose serving_profiles name this very profile"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ def measured_entry(certificate: Certificate, profile: str) -> CertificateEntry:
         )
     entry = entries[profile]
     if entry.status != "measured":
-        raise GateError(f"serving profile {profile}: {entry.status} in the certificate: {entry.reason}", AGAIN)
+        raise GateError(
+            f"serving profile {profile}: {entry.status} in the certificate: {entry.reason}",
+            "mend what the reason says, then `dspark run` on the machine that serves it",
+        )
     return entry
 
 
@@ -75,9 +78,9 @@ def differences(
             found.append(Difference(field, certified.get(field), here.get(field)))
     corpus = manifest.inputs.corpus
     if profile.thinking_mode not in (None, corpus.thinking_mode):
-        found.append(Difference("thinking mode", corpus.thinking_mode, profile.thinking_mode))
+        found.append(Difference("thinking mode of the corpus", corpus.thinking_mode, profile.thinking_mode))
     if profile.sampling is not None and profile.sampling.model_dump(mode="json") != corpus.sampling:
-        found.append(Difference("sampling", corpus.sampling, profile.sampling.model_dump(mode="json")))
+        found.append(Difference("sampling of the corpus", corpus.sampling, profile.sampling.model_dump(mode="json")))
     return found
 
 
@@ -85,11 +88,11 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             yield from _leaves(inner, f"{prefix}{key}.")
-        else:
+        elif key != "launch_args_digest":  # of arguments that stand beside it by name
             yield f"{prefix}{key}", inner
 
 
 def _said(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+        return ", ".join(f"{key} {inner:g}" for key, inner in value.items())
     return "nothing" if value is None else str(value)

@@ -6,11 +6,13 @@ Read without loading any of the libraries, so that a run that changes nothing st
 from __future__ import annotations
 
 import importlib.metadata
+import operator
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from dspark import __version__
 from dspark.config.models import ServingProfile
 from dspark.io.digest import digest_json
 
+ABSENT = "not installed"
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_QUERY = "name,driver_version,memory.total"
 
@@ -38,7 +41,11 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
         "launch_args_digest": digest_json(arguments),
         "hardware": _hardware(),
         **arguments,
-        "parallel": {"tp": 1, "dp": 1, "pp": 1},
+        "parallel": {
+            "tp": profile.parallelism.tensor,
+            "dp": profile.parallelism.data,
+            "pp": profile.parallelism.pipeline,
+        },
         "kv_dtype": profile.dtype,
         "attention_backend": engine.attention,
         "max_num_seqs": max((*profile.requests, *profile.certify_concurrency)),
@@ -48,6 +55,44 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
         "chunked_prefill": False,
         "cuda_graphs": False,
     }
+
+
+def profile_mistakes(profile: ServingProfile, found: Mapping[str, Any]) -> list[str]:
+    """What of a profile with access `local` this machine does not have; nothing for other profiles.
+
+    Args:
+        found: its fingerprint here.
+    """
+    if profile.access != "local":
+        return []
+    mistakes = []
+    engine = str(found["engine_version"])
+    version = engine.rsplit(" ", 1)[-1]
+    if profile.engine_versions is not None and engine != ABSENT and not _in_range(version, profile.engine_versions):
+        mistakes.append(f"it is for {profile.engine} {profile.engine_versions}, here is {engine}")
+    wanted = profile.hardware
+    if wanted.accelerator.lower() != "cpu":
+        have = [gpu["name"] for gpu in found["hardware"].get("gpus", ())]
+        fitting = [name for name in have if wanted.accelerator.lower() in name.lower()]
+        if len(fitting) < wanted.count:
+            mistakes.append(f"it is for {wanted}, this machine has {', '.join(have) or 'no GPU'}")
+    return mistakes
+
+
+def _in_range(version: str, wanted: str) -> bool:
+    """True if a version lies in a range such as `>=0.5.23,<0.6`; one that is no number lies in none."""
+    compare = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
+    numbers = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
+    if numbers is None:
+        return False
+    for part in wanted.split(","):
+        sign = next(sign for sign in compare if part.startswith(sign))
+        pair = [[int(number) for number in text.split(".")] for text in (numbers[0], part.removeprefix(sign))]
+        length = max(map(len, pair))
+        mine, theirs = (side + [0] * (length - len(side)) for side in pair)
+        if not compare[sign](mine, theirs):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -67,7 +112,7 @@ def _reference(profile: ServingProfile) -> _Engine:
 
 def _llamacpp(profile: ServingProfile) -> _Engine:
     version = _installed(("xllamacpp",)).get("xllamacpp")
-    return _Engine(f"xllamacpp {version}" if version else "not installed", ("xllamacpp", "gguf"), "ggml", {})
+    return _Engine(f"xllamacpp {version}" if version else ABSENT, ("xllamacpp", "gguf"), "ggml", {})
 
 
 _ENGINES: dict[str, Callable[[ServingProfile], _Engine]] = {"reference": _reference, "llamacpp": _llamacpp}

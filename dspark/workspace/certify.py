@@ -58,7 +58,8 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
     from dspark.targets.loading import load_target
 
     if not request.drafter.is_file():
-        raise DataError(f"{request.drafter}: file not found", "name the drafter's GGUF file")
+        what = "is a folder" if request.drafter.is_dir() else "file not found"
+        raise DataError(f"{request.drafter}: {what}", "name the drafter's GGUF file")
     spec = read_target(workspace.root / FOLDERS["target"], request.target, root=workspace.root)
     client = LlamaCppClient(request.url)
     client.properties()  # a server that is not there is said at once

@@ -55,6 +55,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
         *missing_extras(resolved),
         *conflicting_runtimes(),
         *unreadable_pipeline(workspace),
+        *unfit_profiles(resolved),
         *missing_domains(workspace, resolved),
         *missing_target(workspace, resolved.build.target),
         *full_disk(workspace),
@@ -87,6 +88,32 @@ def missing_extras(resolved: ResolvedBuild) -> list[Problem]:
     runtime = resolved.build.export.onnx or any(item.draft_backend == "onnxruntime" for item in resolved.profiles)
     if runtime and importlib.util.find_spec("onnxruntime") is None:
         problems.append(Problem("not installed: onnxruntime", "pip install 'dspark[cpu]', or set export.onnx to false"))
+    return problems
+
+
+def unfit_profiles(resolved: ResolvedBuild) -> list[Problem]:
+    """Serving profiles that this machine, or the target, cannot be measured with."""
+    from dspark.profiling.fingerprint import fingerprint, profile_mistakes
+
+    problems = []
+    for profile in resolved.profiles:
+        if profile.access != "local":
+            continue
+        problems += [
+            Problem(
+                f"serving profile {profile.name}: {mistake}",
+                "say `access: none` with a reason in the profile, or leave it out of the build's serving_profiles",
+            )
+            for mistake in profile_mistakes(profile, fingerprint(profile))
+        ]
+        if profile.engine == "llamacpp" and resolved.build.target.source.kind == "random":
+            problems.append(
+                Problem(
+                    f"serving profile {profile.name}: a target of random weights says bytes that are no UTF-8, "
+                    "and llama.cpp's server refuses to answer with those",
+                    "name a real target, or leave llama.cpp out of the build's serving_profiles",
+                )
+            )
     return problems
 
 

@@ -72,9 +72,11 @@ def named_profile(name: str, workspace: Callable[[], Workspace]) -> ServingProfi
         SettingsError: it does not exist, or its file has mistakes.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        folder = path.resolve().parent
-        return read_declared(folder, path.stem, ServingProfile, word=WORD, root=folder)
+    if path.suffix.lower() in (".yaml", ".yml") or "/" in name:
+        if path.suffix != ".yaml" or not path.is_file():
+            what = "is not called NAME.yaml" if path.is_file() else "file not found"
+            raise SettingsError(f"{path}: {what}", "give the YAML file of a serving profile, or the name of one")
+        return read_declared(path.resolve().parent, path.stem, ServingProfile, word=WORD)
     return read_profile(workspace(), name)
 
 

@@ -291,3 +291,21 @@ def test_a_profile_that_serves_other_traffic_than_the_corpus_was_answered_with_i
     said = str(caught.value)
     assert "profile cpu serves thinking mode on, the target answers with none" in said
     assert "profile cpu serves temperature 0.2, top_k 0, top_p 1, the corpus is answered with temperature 0.7" in said
+
+
+def test_a_policy_for_longer_blocks_than_the_drafters_is_refused(root: Path) -> None:
+    build_file(root, "target: small\ndrafter:\n  gamma: 4\n")
+    profile = "engine: llamacpp\naccess: local\ndtype: float16\npolicies: ['fixed({})', 'threshold(0.5)']\n"
+    write(root, "serving_profiles/cpu.yaml", profile.format(4))
+    assert resolve(root, build="mine").chosen.profiles[0].policies == ("fixed(4)", "threshold(0.5)")
+    write(root, "serving_profiles/cpu.yaml", profile.format(9))
+    with pytest.raises(Mistakes, match=r"profile cpu names fixed\(9\), a block has 4 drafts"):
+        resolve(root, build="mine")
+
+
+def test_a_profile_with_a_mistake_is_one_mistake(root: Path) -> None:
+    build_file(root, "target: small\nserving_profiles: [cpu]\n")
+    write(root, "serving_profiles/cpu.yaml", "engine: llamacpp\naccess: local\n")
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, build="mine")
+    assert len(caught.value.mistakes) == 1 and "float16 or float32" in str(caught.value)

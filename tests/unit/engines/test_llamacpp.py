@@ -16,7 +16,7 @@ import pytest
 from dspark.drafters.config import DrafterConfig
 from dspark.engines import llamacpp
 from dspark.engines.llamacpp import LlamaCppServer, LlamaCppSettings, engine_version
-from dspark.errors import DataError, PreflightError, ServiceError
+from dspark.errors import DataError, PreflightError, ServiceError, SettingsError
 from dspark.export.dflash import drafter_keys, tensor_shapes
 from dspark.io.gguffile import Key, Keys, TensorSource, write_gguf
 
@@ -234,3 +234,17 @@ def _alive(process: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
+
+
+@pytest.mark.parametrize("address", ["foo", "", "127.0.0.1:8080", "http://[::1", "http://h:port", "file:///etc/passwd"])
+def test_what_is_no_address_is_refused_at_once(address: str):
+    with pytest.raises(SettingsError, match="is no address of a server"):
+        llamacpp.LlamaCppClient(address)
+
+
+@pytest.mark.parametrize("settings", [{}, None, {"n_ctx": "many"}])
+def test_a_server_that_does_not_say_how_long_a_request_may_be_is_refused(settings: Any, monkeypatch: Any):
+    client = llamacpp.LlamaCppClient("http://127.0.0.1:1")
+    monkeypatch.setattr(client, "_json", lambda path, body=None: {"default_generation_settings": settings})
+    with pytest.raises(ServiceError, match="how long a request may be"):
+        client.complete([1], 4)

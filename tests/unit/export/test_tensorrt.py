@@ -73,9 +73,32 @@ def test_another_graph_than_the_recipes_is_refused(package: Path, tmp_path: Path
     with pytest.raises(IntegrityError, match=r"draft_block\.onnx is not the file that the recipe was made for"):
         read_recipe(package)
     path.unlink()
-    with pytest.raises(IntegrityError, match=r"build\.json") as caught:
+    with pytest.raises(SettingsError, match="has no TensorRT recipe") as caught:
         read_recipe(package)
     assert "export.tensorrt" in caught.value.hint
+
+
+def test_without_a_gpu_the_kind_has_to_be_named_and_a_cache_has_to_be_a_folder(
+    package: Path, tmp_path: Path, monkeypatch: Any
+):
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", SimpleNamespace(__version__="1"))
+    monkeypatch.setattr(tensorrt.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PreflightError, match="no GPU here") as caught:
+        build_plan(package, DIGEST, tmp_path / "cache")
+    assert "--compute-capability" in caught.value.hint
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 9.0\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(tensorrt.shutil, "which", lambda name: str(tool))
+    assert tensorrt.local_capability() == "9.0"
+    known = SimpleNamespace(__version__="1", ComputeCapability=SimpleNamespace(__members__={"SM89": 89}))
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", known)
+    with pytest.raises(SettingsError, match=r"compute capability '9\.0': tensorrt_rtx 1 builds for 8\.9"):
+        build_plan(package, DIGEST, tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="no folder that can be written to"):
+        build_plan(package, DIGEST, tmp_path / "file", compute_capability="8.9")
 
 
 def test_a_network_with_other_inputs_is_refused(package: Path):

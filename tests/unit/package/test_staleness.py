@@ -8,7 +8,7 @@ import pytest
 from fake_build import CPU, ELSEWHERE, fingerprint, profiles
 
 from dspark.config.models import Sampling, ServingProfile
-from dspark.errors import GateError, IntegrityError, SettingsError
+from dspark.errors import GateError, IntegrityError, PreflightError, SettingsError
 from dspark.io.jsonfile import read_model
 from dspark.package.certificate import Certificate
 from dspark.package.staleness import differences, measured_entry
@@ -61,9 +61,9 @@ def test_an_entry_ends_after_its_day(ask):
 
 
 def test_other_traffic_than_the_corpus_was_answered_with_is_named(ask):
-    assert ask(profile={"thinking_mode": "on"}) == ["thinking mode: certified none, here on"]
+    assert ask(profile={"thinking_mode": "on"}) == ["thinking mode of the corpus: certified none, here on"]
     (said,) = ask(profile={"sampling": Sampling(temperature=0.2)})
-    assert said.startswith("sampling: certified temperature ") and "here temperature 0.2, top_k 0" in said
+    assert said.startswith("sampling of the corpus: certified temperature ") and "here temperature 0.2, top_k 0" in said
 
 
 def test_a_profile_without_a_measurement_is_refused_with_its_reason(pristine):
@@ -77,6 +77,8 @@ def test_a_profile_without_a_measurement_is_refused_with_its_reason(pristine):
 def test_what_is_stale_is_refused_on_this_machine(pristine, monkeypatch):
     here = profiles()[0]
     monkeypatch.setattr(against, "fingerprint", lambda profile: fingerprint())
+    with pytest.raises(PreflightError, match=r"not for this machine: it is for reference >=9, here is 0\.1\.0"):
+        require_fresh(pristine, here.model_copy(update={"engine_versions": ">=9"}))
     assert require_fresh(pristine, here) == "2027-05-28"
     monkeypatch.setattr(against, "fingerprint", lambda profile: fingerprint() | {"threads": 64})
     with pytest.raises(GateError, match=r"is stale here:\n    threads: certified \d+, here 64"):

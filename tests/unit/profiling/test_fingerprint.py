@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dspark.config.models import ServingProfile
+from dspark.config.models import Hardware, ServingProfile
 from dspark.io.jsonfile import canonical_json
 from dspark.profiling import fingerprint as module
-from dspark.profiling.fingerprint import fingerprint
+from dspark.profiling.fingerprint import fingerprint, profile_mistakes
 
 PROFILE = ServingProfile(name="cpu", engine="reference", access="local")
 
@@ -78,3 +78,43 @@ def test_it_loads_none_of_the_libraries_it_names():
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_llamacpp_is_its_wheel_with_the_profiles_parallelism():
+    served = ServingProfile(name="cpu", engine="llamacpp", access="local", dtype="float16", threads=1)
+    found = fingerprint(served)
+    assert found["engine"] == "llamacpp" and found["threads"] == 1 and found["attention_backend"] == "ggml"
+    assert found["engine_version"] == module.ABSENT or found["engine_version"].startswith("xllamacpp 20")
+    assert found["parallel"] == {"tp": 1, "dp": 1, "pp": 1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "inside"),
+    [
+        (">=2026.10", "2026.10.11549", True),
+        (">=2026.10", "2026.9", False),
+        (">=0.5.23,<0.6", "0.5.23", True),
+        (">=0.5.23,<0.6", "0.6", False),
+        (">=0.5.23,<0.6", "0.6.0", False),
+        ("==1.2", "1.2.0", True),
+        (">1", "1.0.1", True),
+        ("<=1", "unknown", False),
+    ],
+)
+def test_versions_lie_in_ranges_by_their_numbers(wanted: str, version: str, inside: bool):
+    assert module._in_range(version, wanted) is inside
+
+
+def test_a_profile_of_another_machine_or_version_is_not_this_ones():
+    here = fingerprint(PROFILE)
+    assert profile_mistakes(PROFILE, here) == []
+    newer = PROFILE.model_copy(update={"engine_versions": ">=99"})
+    assert profile_mistakes(newer, here) == [f"it is for reference >=99, here is {here['engine_version']}"]
+    gpus = PROFILE.model_copy(update={"hardware": Hardware(accelerator="NVIDIA H100", count=2)})
+    without = here | {"hardware": {"cpu": "any"}}
+    assert profile_mistakes(gpus, without) == ["it is for 2 x NVIDIA H100, this machine has no GPU"]
+    one, two = ({"gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * count} for count in (1, 2))
+    assert len(profile_mistakes(gpus, here | {"hardware": one})) == 1
+    assert profile_mistakes(gpus, here | {"hardware": two}) == []
+    far = ServingProfile(name="far", engine="sglang", access="none", reason="far", engine_versions=">=9")
+    assert profile_mistakes(far, here) == []
