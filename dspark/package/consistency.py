@@ -6,6 +6,7 @@ rules); whoever verifies a package does.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.jsonfile import canonical_json
 from dspark.package.certificate import Certificate
 from dspark.package.contents import Content
+from dspark.package.gguf import GGUFHeader
 from dspark.package.layout import (
     CALIBRATION,
     CARD,
@@ -35,6 +37,7 @@ from dspark.scheduling.config import SchedulerConfig
 
 Kind = TypeVar("Kind")
 
+GGUF = "engines/llamacpp/drafter.gguf"
 METRICS = "evidence/evaluate/metrics.json"
 _ESSENTIAL = (CALIBRATION, CARD, CERTIFICATE, DRAFTER_CONFIG, DRAFTER_WEIGHTS, LINEAGE, METRICS, PROFILE, SCHEDULER)
 
@@ -117,6 +120,8 @@ def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
     vllm = _foreign(contents, "engines/vllm/speculative_config.json")
     if vllm is not None and vllm.get("num_speculative_tokens") != gamma:
         raise ValueError(f"engines/vllm/speculative_config.json is for other blocks than gamma = {gamma}")
+    if GGUF in contents:
+        _check_gguf(manifest, _typed(contents, DRAFTER_CONFIG, dict), _typed(contents, GGUF, GGUFHeader))
     if "engines/onnxruntime/io.json" in contents:
         _check_onnx(manifest, _typed(contents, "engines/onnxruntime/io.json", OnnxIO))
     if "engines/tensorrt/build.json" in contents:
@@ -164,6 +169,26 @@ def _check_onnx(manifest: Manifest, onnx: OnnxIO) -> None:
         **{part.file: ((part.bytes, part.sha256), (file.bytes, file.sha256)) for part, file in files.items()},
     }
     _compare("engines/onnxruntime/io.json", expected)
+
+
+def _check_gguf(manifest: Manifest, value: dict[str, Any], header: GGUFHeader) -> None:
+    """llama.cpp loads a file with shifted taps, another RoPE base or another mask token without a word."""
+    config, _ = read_description(value, DRAFTER_CONFIG)
+    (theta,) = struct.unpack("<f", struct.pack("<f", config.rope["rope_theta"]))  # as the file stores it
+    expected = {
+        "general.architecture": "dflash",
+        "dflash.block_size": config.gamma,
+        "dflash.block_count": config.layers,
+        "dflash.embedding_length": config.hidden_size,
+        "dflash.target_layers": [tap + 1 for tap in config.taps],
+        "dflash.rope.freq_base": theta,
+        "dflash.sample_from_anchor": True,
+        "dflash.has_confidence_head": True,
+        "dflash.attention.causal": False,
+        "tokenizer.ggml.mask_token_id": config.mask_token_id,
+        "tokenizer.ggml.tokens": manifest.inputs.target.vocab_physical,  # how many there are
+    }
+    _compare(GGUF, {key: (header.keys.get(key), wanted) for key, wanted in expected.items()})
 
 
 def _check_recipe(manifest: Manifest, recipe: Recipe, onnx: OnnxIO) -> None:

@@ -15,14 +15,15 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel
 
 from dspark.io.jsonfile import strict_loads
+from dspark.package.gguf import GGUFHeader, read_gguf_header
 from dspark.package.layout import Kind, place_of
 from dspark.package.tensors import TensorHeader, read_header
 
-# A validated model, the object of an engine's own JSON, the header of tensors, text; None: only the digest can tell.
-Content = BaseModel | dict[str, TensorHeader] | dict[str, Any] | str | None
+# A validated model, the object of an engine's own JSON, a header, text; None: only the digest can tell.
+Content = BaseModel | dict[str, TensorHeader] | dict[str, Any] | GGUFHeader | str | None
 
 _MAX_TEXT = 256 * 2**20
-_MAGIC: dict[Kind, tuple[bytes, ...]] = {"gguf": (b"GGUF",), "onnx": (b"\x08",)}  # onnx: field 1, the IR version
+_ONNX = b"\x08"  # field 1, the IR version
 
 # Which model validates which of dspark's own JSON files; looked up by name, since most readers need few of them.
 _MODELS = {
@@ -62,9 +63,11 @@ def read_content(path: str, handle: BinaryIO, size: int) -> Content:
         raise ValueError("has no place in the layout of a package")
     if place.kind == "safetensors":
         return read_header(handle, size)
-    if place.kind in _MAGIC:
-        if not handle.read(8).startswith(_MAGIC[place.kind]):
-            raise ValueError(f"does not begin as a {place.kind.upper()} file does")
+    if place.kind == "gguf":
+        return read_gguf_header(handle, size)
+    if place.kind == "onnx":
+        if not handle.read(8).startswith(_ONNX):
+            raise ValueError("does not begin as an ONNX file does")
         return None
     if place.kind == "opaque":
         return None

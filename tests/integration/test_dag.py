@@ -12,6 +12,7 @@ import pytest
 
 from dspark.config.resolve import resolve
 from dspark.config.stages import STAGES
+from dspark.profiling import fingerprint
 from dspark.workspace.graph import instances
 from dspark.workspace.listener import Silent
 from dspark.workspace.run import Request, run
@@ -71,7 +72,9 @@ def test_a_run_makes_everything_once_and_a_second_run_nothing(fake: FakeSandbox)
 def test_another_fingerprint_reruns_profile_evaluate_certify_and_package(
     made: FakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dspark.profiling.fingerprint.fingerprint", lambda profile: {"hardware": "another machine"})
+    here = fingerprint.fingerprint
+    elsewhere = {"hardware": {"cpu": "another machine"}}
+    monkeypatch.setattr(fingerprint, "fingerprint", lambda profile: here(profile) | elsewhere)
     report = run(made.workspace, Request(target="fake", publish=False), Silent())
     by_status: dict[str, list[str]] = {}
     for outcome in report.stages:

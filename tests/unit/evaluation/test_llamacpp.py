@@ -14,8 +14,11 @@ from dspark.engines.llamacpp import Completion, Streamed
 from dspark.engines.llamacpp_load import Together
 from dspark.engines.llamacpp_log import Counters, Drafting
 from dspark.errors import DataError
+from dspark.evaluation import texts
 from dspark.evaluation.counters import measure_counters
-from dspark.evaluation.llamacpp import request_of, round_of, served_arms, text_difference
+from dspark.evaluation.results import Difference
+from dspark.evaluation.served import request_of, round_of, served_arms
+from dspark.evaluation.texts import text_difference
 from dspark.evaluation.tiny import tiny_target
 
 PROFILE = ServingProfile(name="cpu", engine="llamacpp", access="local", dtype="float16")
@@ -109,3 +112,31 @@ def test_a_text_that_ended_differs_from_one_that_goes_on(target: Any):
 def test_a_text_that_was_cut_off_elsewhere_is_a_fault(target: Any):
     with pytest.raises(DataError, match="goes on where the other was cut off"):
         text_difference(target, PROMPT, reply(7), reply(7, 8))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "drafts", "result"),
+    [
+        ([], 1, "pass"),
+        ([0.25], 1, "pass"),  # one of twenty, at a near-tie
+        ([0.26], 1, "fail"),
+        ([0.1, 0.1], 1, "fail"),
+        ([], 0, "inconclusive"),
+    ],
+)
+def test_nearly_all_texts_must_be_equal_and_the_others_part_at_near_ties(
+    gaps: list[float], drafts: int, result: str, monkeypatch: pytest.MonkeyPatch
+):
+    prompts = [PROMPT.model_copy(update={"id": str(number)}) for number in range(20)]
+
+    def difference(target: Any, prompt: PreparedPrompt, drafted: Completion, plain: Completion) -> Difference | None:
+        number = int(prompt.id)
+        if number >= len(gaps):
+            return None
+        return Difference(prompt=prompt.id, position=0, token=1, best=2, gap=gaps[number])
+
+    monkeypatch.setattr(texts, "text_difference", difference)
+    replies = [Completion((7,), False, 1, 0.1, Counters(drafts, drafts, 0))] * 20
+    found = texts.compare_texts(None, prompts, replies, replies)  # type: ignore[arg-type]
+    assert (found.result, found.n, found.drafts) == (result, 20, 20 * drafts)
+    assert [one.gap for one in found.differences] == gaps
