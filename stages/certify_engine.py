@@ -77,10 +77,9 @@ def llamacpp(inputs, paths, fingerprint, progress):
     from dspark.targets.served import served_file
 
     profile, exported = inputs.profile, paths.build / "export"
-    absent = read_model(exported / "parity.json", ParityReport).absent
     drafter_file = exported / "llamacpp" / "drafter.gguf"
     if not drafter_file.is_file():
-        return absent_entry(profile, absent.get("gguf", "the build's setting export.gguf is off"))
+        return absent_entry(profile, read_model(exported / "parity.json", ParityReport).why_absent("gguf"))
     record = read_record(paths.target)
     target = load_target(record, paths.root, dtype="float32")
     prompts = read_prompts(paths.corpus / "prompts" / "eval.jsonl")

@@ -289,6 +289,7 @@ class ExportSettings(Settings):
     dtype: DType = "bfloat16"  # of the union checkpoint
     deepspec: bool = False  # also the dialect of DeepSpec's evaluator; it is no part of the package
     onnx: bool = True
+    onnx_opset: int = Field(default=20, ge=18, le=20)
     gguf: bool = True  # where the target's family and tokenizer can be written
     tensorrt: bool = True  # the recipe of a plan, for which `onnx` must be on
     # Smallest, tuned and largest size of a plan's axes.
@@ -301,8 +302,6 @@ class ExportSettings(Settings):
             if list(getattr(self, name)) != sorted(getattr(self, name)):
                 raise ValueError(f"{name}: sizes must not fall: smallest, tuned, largest")
         return self
-
-    onnx_opset: int = Field(default=20, ge=18, le=20)
 
 
 class Hardware(Settings):

@@ -60,6 +60,10 @@ class ParityReport(Part):
     negative_controls: dict[str, Comparison]  # each must be "different"
     absent: dict[str, str] = Field(default_factory=dict)  # dialects that could not be written, and why
 
+    def why_absent(self, dialect: str) -> str:
+        """Why a dialect was not written: it could not be, or its setting is off."""
+        return self.absent.get(dialect, f"the build's setting export.{dialect} is off")
+
 
 def judge_controls(controls: Mapping[str, Comparison] | Mapping[str, EngineAgreement], where: str) -> None:
     """Refuse a comparison that lets a faulty drafter pass: it could not tell.

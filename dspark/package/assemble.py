@@ -146,8 +146,7 @@ def _why_not_exported(sources: Sources, engine: str) -> str:
     dialect = {"llamacpp": "gguf", "onnxruntime": "onnx", "tensorrt": "tensorrt"}[engine]
     if engine == "tensorrt" and not sources.build.export.onnx:
         dialect = "onnx"  # there is nothing to make a recipe of
-    absent = read_model(sources.export / "parity.json", ParityReport, hint=AGAIN).absent
-    return absent.get(dialect, f"the build's setting export.{dialect} is off")
+    return read_model(sources.export / "parity.json", ParityReport, hint=AGAIN).why_absent(dialect)
 
 
 def _engine_inputs(sources: Sources, scheduler: SchedulerConfig, engine: str, staged: Path) -> EngineInputs:

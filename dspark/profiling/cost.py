@@ -94,6 +94,15 @@ def median(seconds: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return measured.value, measured.ci95
 
 
+def curve_fields(rows: Sequence[CostRow], max_batch_tokens: int) -> dict[str, Any]:
+    """The fields of a report that `fit_curve` fills: a curve with its changes, or the reason why there is none."""
+    try:
+        curve, changes = fit_curve(rows, max_batch_tokens)
+    except CostCurveError as reason:
+        return {"absent": {"curve": reason.message}}
+    return {"curve": curve, "curve_changes": changes}
+
+
 def fit_curve(rows: Sequence[CostRow], max_batch_tokens: int) -> tuple[CostCurve, tuple[CurveChange, ...]]:
     """Steps per second against tokens per step: the median step of each token count, made to fall.
 

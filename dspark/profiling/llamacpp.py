@@ -19,10 +19,9 @@ from dspark.decoding.policies import Fixed, NoDrafts, Policy
 from dspark.drafters.config import DrafterConfig
 from dspark.engines.llamacpp import TIMES_SHOWN, LlamaCppSettings
 from dspark.engines.llamacpp_load import Servers, Together
-from dspark.errors import CostCurveError, SettingsError
+from dspark.errors import SettingsError
 from dspark.io.progress import Progress
-from dspark.profiling.cost import CostReport, CostRow, CurveChange, DraftRow, fit_curve, median
-from dspark.scheduling.cost import CostCurve
+from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
 from dspark.targets.record import TargetRecord
 
 BACKEND = "llamacpp"
@@ -97,14 +96,7 @@ def profile_llamacpp(
                 drafting[shape].append(done.drafting.seconds / max(done.drafting.calls, 1))
                 progress.advance()
     rows = {shape: _row(shape, gaps[shape], drafting[shape]) for shape in shapes}
-    curve: CostCurve | None = None
-    changes: tuple[CurveChange, ...] = ()
-    absent = {}
-    try:
-        drafted = [row for (_, _, k), row in rows.items() if k]
-        curve, changes = fit_curve(drafted, slots * (config.gamma + 1))
-    except CostCurveError as reason:
-        absent["curve"] = reason.message
+    drafted = tuple(row for (_, _, k), row in rows.items() if k)
     return CostReport(
         profile=profile.name,
         target=record.name,
@@ -117,12 +109,10 @@ def profile_llamacpp(
         warmup=profile.warmup,
         repeats=profile.repeats,
         fingerprint=dict(fingerprint),
-        rows=tuple(row for (_, _, k), row in rows.items() if k),
+        rows=drafted,
         plain=tuple(row for (_, _, k), row in rows.items() if not k),
         drafting=tuple(_drafting(shape, drafting[shape]) for shape in shapes if shape[2] == config.gamma),
-        curve=curve,
-        curve_changes=changes,
-        absent=absent,
+        **curve_fields(drafted, slots * (config.gamma + 1)),
     )
 
 

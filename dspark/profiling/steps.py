@@ -22,10 +22,9 @@ from dspark.decoding.policies import Logits, NoDrafts, Policy
 from dspark.decoding.prefixes import Counts
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import CostCurveError, DataError, SettingsError
+from dspark.errors import DataError, SettingsError
 from dspark.io.progress import Progress
-from dspark.profiling.cost import CostReport, CostRow, CurveChange, DraftRow, fit_curve, median
-from dspark.scheduling.cost import CostCurve
+from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
 from dspark.targets.loading import Target
 
 Backends = Callable[[DSparkDrafter], Mapping[str, Proposer]]
@@ -95,13 +94,6 @@ def profile_engine(
                 rows += found
             drafting.append(measure.drafting(backend))
             progress.advance()
-    curve: CostCurve | None = None
-    changes: tuple[CurveChange, ...] = ()
-    absent = {}
-    try:
-        curve, changes = fit_curve(rows, max(profile.requests) * (config.gamma + 1))
-    except CostCurveError as reason:
-        absent["curve"] = reason.message
     return CostReport(
         profile=profile.name,
         target=target.record.name,
@@ -117,9 +109,7 @@ def profile_engine(
         rows=tuple(rows),
         plain=tuple(plain),
         drafting=tuple(drafting),
-        curve=curve,
-        curve_changes=changes,
-        absent=absent,
+        **curve_fields(rows, max(profile.requests) * (config.gamma + 1)),
     )
 
 
