@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dspark import processor
+
 
 @pytest.fixture(scope="session")
 def ascii_tokens() -> Callable[[Path, int], Path]:
@@ -29,3 +31,15 @@ def ascii_tokens() -> Callable[[Path, int], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def processor_flags(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Call it with the instruction sets that this processor shall be taken to have."""
+    path = tmp_path_factory.mktemp("proc") / "cpuinfo"
+    monkeypatch.setattr(processor, "_CPUINFO", path)
+
+    def pretend(flags: str) -> None:
+        path.write_text(f"flags : {flags}\n")
+
+    return pretend

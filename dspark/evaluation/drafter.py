@@ -26,6 +26,7 @@ from dspark.evaluation.results import EvaluationMetrics, LosslessReport, Tempera
 from dspark.evaluation.throughput import NONE, Arm, compare, pareto
 from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
+from dspark.processor import arithmetic
 from dspark.scheduling.cost import CostCurve
 from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import Target
@@ -75,9 +76,8 @@ def evaluate_drafter(
     metrics: dict[str, TemperatureMetrics] = {}
     rows: list[SweepRow] = []
     for temperature in sorted({0.0, *settings.temperatures}):
-        dtype = settings.dtype if temperature == 0 else settings.sampled_dtype
-        target, drafter = loaded.in_dtype(dtype)
-        name = f"{temperature:g}"
+        target, drafter = loaded.in_dtype(settings.dtype if temperature == 0 else settings.sampled_dtype)
+        name, dtype = f"{temperature:g}", target.dtype_name
         progress.start(f"decode at temperature {name}", len(chosen), unit="prompts")
         proposer = TorchProposer(drafter)
         records = decode_prompts(target, proposer, chosen, settings, temperature=temperature, progress=progress)
@@ -111,15 +111,16 @@ class _Loaded:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._dtype: DType | None = None
         self._pair: tuple[Target, DSparkDrafter] | None = None
 
     def in_dtype(self, dtype: DType) -> tuple[Target, DSparkDrafter]:
         """Load it unless it is there; what was there before is let go first."""
-        if self._pair is None or self._dtype != dtype:
-            self._pair = None
-            self._pair, self._dtype = self._load(dtype), dtype
-        return self._pair
+        pair, self._pair = self._pair, None
+        if pair is None or pair[0].dtype_name != arithmetic(dtype, pair[0].device.type):
+            pair = None
+            pair = self._load(dtype)
+        self._pair = pair
+        return pair
 
 
 def temperatures_of(calibration: CalibrationReport | None, temperature: float) -> tuple[float, ...] | None:

@@ -8,7 +8,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from dspark.config.models import DType
 from dspark.decoding.loop import decode
 from dspark.decoding.records import Decoded
 from dspark.evaluation.results import LoadPoint, Pareto, ParetoPoint, ThroughputReport
@@ -16,7 +15,7 @@ from dspark.evaluation.rounds import NONE, Arm, Comparison, Request, Round, run_
 from dspark.io.progress import Progress
 from dspark.targets.loading import Target
 
-__all__ = ["NONE", "Arm", "Comparison", "compare", "dtype_name", "pareto", "round_of"]
+__all__ = ["NONE", "Arm", "Comparison", "compare", "pareto", "round_of"]
 
 
 def compare(
@@ -72,7 +71,7 @@ def compare(
         arms=tuple(arms),
         rounds=done,
         temperature=temperature,
-        dtype=dtype_name(target),
+        dtype=target.dtype_name,
         threads=torch.get_num_threads(),
         concurrency=concurrency,
         prompts=min(rounds, len(prompts) // concurrency) * concurrency,
@@ -122,13 +121,3 @@ def pareto(report: Sequence[ThroughputReport]) -> Pareto:
         threads=report[0].threads,
         points=tuple(ParetoPoint(**vars(point), on_frontier=not beaten(point)) for point in points),
     )
-
-
-def dtype_name(target: Target) -> DType:
-    """The target's dtype as settings spell it."""
-    names: dict[torch.dtype, DType] = {
-        torch.float32: "float32",
-        torch.bfloat16: "bfloat16",
-        torch.float16: "float16",
-    }
-    return names[target.dtype]

@@ -28,6 +28,7 @@ from dspark.features.store import (
     write_shard,
 )
 from dspark.io.progress import Progress
+from dspark.processor import arithmetic
 from dspark.targets.loading import Target
 from dspark.targets.sampling import log_normaliser
 
@@ -56,7 +57,7 @@ def extract(
     """
     progress = progress or Progress()
     record = target.record
-    if target.dtype != getattr(torch, record.dtype):
+    if target.dtype_name != arithmetic(record.dtype, target.device.type):
         raise ValueError(f"features are what the target says in its own dtype, {record.dtype}, not in {target.dtype}")
     plan = {
         split: [
@@ -187,7 +188,7 @@ def _refuse_non_finite(target: Target, taps: Tensor, last_hidden: Tensor, logsum
             tokens = int((~torch.isfinite(values)).reshape(len(values), -1).any(-1).sum())
             raise DataError(
                 f"NaN or infinity in the features: {name} of target {target.record.name!r}, {tokens} of {len(values)} "
-                f"tokens (stored as {dtype}, computed in {str(target.dtype).removeprefix('torch.')})",
+                f"tokens (stored as {dtype}, computed in {target.dtype_name})",
                 "set features.dtype or the target's dtype to bfloat16 or float32",
             )
 

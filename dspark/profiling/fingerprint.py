@@ -14,15 +14,14 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dspark import __version__
 from dspark.config.models import ServingProfile
 from dspark.io.digest import digest_json
+from dspark.processor import arithmetic, processor
 
 ABSENT = "not installed"
-_CPUINFO = Path("/proc/cpuinfo")
 _GPU_QUERY = "name,driver_version,memory.total"
 
 
@@ -33,7 +32,8 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
     here is left out.
     """
     engine = _ENGINES[profile.engine](profile)
-    arguments = {"dtype": profile.dtype, "threads": threads(profile), **engine.arguments}
+    dtype = arithmetic(profile.dtype)
+    arguments = {"dtype": dtype, "threads": threads(profile), **engine.arguments}
     return {
         "engine": profile.engine,
         "engine_version": engine.version,
@@ -46,7 +46,7 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
             "dp": profile.parallelism.data,
             "pp": profile.parallelism.pipeline,
         },
-        "kv_dtype": profile.dtype,
+        "kv_dtype": dtype,
         "attention_backend": engine.attention,
         "max_num_seqs": max((*profile.requests, *profile.certify_concurrency)),
         "context": max(profile.contexts),
@@ -134,7 +134,7 @@ def _installed(libraries: tuple[str, ...]) -> dict[str, str]:
 
 
 def _hardware() -> dict[str, Any]:
-    model, flags = _processor()
+    model, flags = processor()
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
         "cpu": model,
@@ -147,20 +147,6 @@ def _hardware() -> dict[str, Any]:
     if gpus:
         hardware["gpus"] = gpus
     return hardware
-
-
-def _processor() -> tuple[str, list[str]]:
-    """Model name and sorted instruction set flags of the first processor."""
-    try:
-        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor() or "unknown", []
-    fields: dict[str, str] = {}
-    for line in text.split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        fields.setdefault(key.strip(), value.strip())
-    flags = fields.get("flags", fields.get("Features", ""))
-    return fields.get("model name") or platform.processor() or "unknown", sorted(flags.split())
 
 
 def _gpus() -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import DataError, SettingsError
 from dspark.io.progress import Progress
+from dspark.processor import arithmetic
 from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
 from dspark.targets.loading import Target
 
@@ -72,7 +73,7 @@ def profile_engine(
     """
     if len(set(profile.contexts)) < 2:
         raise SettingsError(f"profile {profile.name}: contexts need two lengths or more, to tell their cost apart")
-    if target.dtype != getattr(torch, profile.dtype):
+    if target.dtype != getattr(torch, arithmetic(profile.dtype, target.device.type)):
         raise SettingsError(f"profile {profile.name}: dtype is {profile.dtype}, the target is in {target.dtype}")
     drafter = random_drafter(config, target.embedding, target.head, seed=seed)
     proposers: dict[str, Proposer] = {_TORCH: TorchProposer(drafter)}
@@ -100,7 +101,7 @@ def profile_engine(
         target_digest=target.record.digest,
         geometry=config.geometry,
         gamma=config.gamma,
-        dtype=profile.dtype,
+        dtype=target.dtype_name,
         threads=torch.get_num_threads(),
         draft_backend=profile.draft_backend,
         warmup=profile.warmup,

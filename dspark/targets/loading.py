@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dspark.config.models import DType
 from dspark.errors import PreflightError
+from dspark.processor import arithmetic
 from dspark.targets import attention
 from dspark.targets.record import TargetRecord
 from dspark.targets.template import ChatTemplate
@@ -69,6 +71,16 @@ class Target:
     def dtype(self) -> torch.dtype:
         """Of weights and activations."""
         return self.embedding.dtype
+
+    @property
+    def dtype_name(self) -> DType:
+        """The same as settings spell it."""
+        names: dict[torch.dtype, DType] = {
+            torch.float32: "float32",
+            torch.bfloat16: "bfloat16",
+            torch.float16: "float16",
+        }
+        return names[self.dtype]
 
     @property
     def device(self) -> torch.device:
@@ -132,12 +144,13 @@ class Target:
 
 
 def load_target(
-    record: TargetRecord, root: Path, *, dtype: str | None = None, device: str | torch.device = "cpu"
+    record: TargetRecord, root: Path, *, dtype: DType | None = None, device: str | torch.device = "cpu"
 ) -> Target:
     """Load a materialised target from the workspace `root`.
 
     Args:
-        dtype: of weights and activations; None: the record's.
+        dtype: of weights and activations; None: the record's. Float32 takes the place of a bfloat16 that the device
+            would only emulate (`processor.arithmetic`).
     Raises:
         PreflightError: its files are not in the store.
     """
@@ -149,7 +162,7 @@ def load_target(
     quiet_transformers()
     model = AutoModelForCausalLM.from_pretrained(
         folder,
-        dtype=getattr(torch, dtype or record.dtype),
+        dtype=getattr(torch, arithmetic(dtype or record.dtype, torch.device(device).type)),
         # On a GPU, masks and grouped heads together fall back to a slow kernel.
         attn_implementation=attention.register() if torch.device(device).type == "cpu" else "sdpa",
         use_safetensors=True,

@@ -37,10 +37,3 @@ def make_optimizers(drafter: DSparkDrafter, settings: TrainingSettings) -> list[
         return [muon, torch.optim.AdamW(others, lr=rate, weight_decay=0.0, fused=True)]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     return [torch.optim.AdamW(groups, lr=rate, fused=True)]
-
-
-def bfloat16_pays(device: torch.device) -> bool:
-    """True where bfloat16 products are done in hardware; elsewhere they are emulated, slower than float32."""
-    if device.type != "cpu":
-        return True
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -24,12 +24,13 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import Interrupted, SettingsError, StageError
 from dspark.io.progress import Progress
+from dspark.processor import arithmetic
 from dspark.training.anchors import draw_anchors, response_mask
 from dspark.training.batches import Batch, epoch_order, make_batch
 from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
 from dspark.training.initialisation import initialise
 from dspark.training.objective import TrainingObjective, mean_losses
-from dspark.training.optimisation import bfloat16_pays, learning_rate, make_optimizers
+from dspark.training.optimisation import learning_rate, make_optimizers
 from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
 from dspark.training.resume import (
     BestWeights,
@@ -98,7 +99,7 @@ class Trainer:
         handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are the target's, equal everywhere
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=handlers)  # autocast is `objective`'s
         self.device: torch.device = self.accelerator.device
-        self.low_precision = settings.precision == "bfloat16" and bfloat16_pays(self.device)
+        self.low_precision = arithmetic(settings.precision, self.device.type) == "bfloat16"
         ids = None
         if config.draft_vocab_size is not None:
             ids = select_draft_tokens(

@@ -18,6 +18,7 @@ from dspark import __version__
 from dspark.config.resolve import build_names, resolve
 from dspark.errors import DataError, SettingsError
 from dspark.io.jsonfile import write_model
+from dspark.processor import arithmetic, processor
 from dspark.workspace import preflight
 from dspark.workspace.layout import Workspace
 from dspark.workspace.lock import complete_lock_file, damaged_rwlock, dvc_processes, holder, repair_dvc, run_lock
@@ -92,6 +93,11 @@ def _environment() -> Iterator[Check]:
         yield Check("onnxruntime", "error", problem.what, problem.hint)
     cores = len(os.sched_getaffinity(0))
     yield Check("cores", "ok", f"{cores} usable by this process")
+    model, _ = processor()
+    if arithmetic("bfloat16") == "bfloat16":
+        yield Check("processor", "ok", f"{model}, multiplies bfloat16")
+    else:
+        yield Check("processor", "ok", f"{model}, has no bfloat16 products: float32 is computed where it was asked for")
 
 
 def _no_workspace() -> Check:

@@ -20,6 +20,7 @@ from dspark.evaluation.drafter import evaluate_drafter, temperatures_of
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport, Pareto, SampledLossless
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.io.jsonfile import read_model
+from dspark.processor import arithmetic
 from dspark.scheduling.cost import CostCurve
 from dspark.targets.loading import Target
 
@@ -55,7 +56,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_everything_is_measured_into_one_folder(tmp_path: Path):
+def test_without_bfloat16_products_everything_is_measured_on_the_float32_pair(tmp_path: Path, processor_flags):
+    processor_flags("avx2")
+    asked: list[str] = []
+
+    def counted(dtype: str) -> tuple[Target, DSparkDrafter]:
+        asked.append(dtype)
+        return load(arithmetic(dtype))
+
+    report = evaluate_drafter(counted, PROMPTS, SETTINGS, tmp_path, training_domains=["math", "chat"])
+    assert asked == ["float32"]
+    assert {one.dtype for one in report.temperatures.values()} == {report.throughput.dtype} == {"float32"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_everything_is_measured_into_one_folder(tmp_path: Path, processor_flags):
+    processor_flags("avx512_bf16")
     curve = CostCurve(sample_batch_tokens=(1, 4), sample_steps_per_second=(10.0, 9.0), max_batch_tokens=16)
     asked: list[str] = []
 

@@ -152,4 +152,4 @@ def test_the_frontier_is_what_no_other_point_beats(target: Target, arms: list[Ar
 
 
 def test_dtypes_are_spelt_as_in_settings():
-    assert throughput.dtype_name(tiny_target(4, dtype=torch.bfloat16)) == "bfloat16"
+    assert tiny_target(4, dtype=torch.bfloat16).dtype_name == "bfloat16"

@@ -222,7 +222,8 @@ def test_a_disk_without_room_is_said_before_the_work(target, corpus, settings, t
         extract(target, corpus, settings, tmp_path / "new")
 
 
-def test_a_target_in_another_dtype_is_not_the_target(target, corpus, settings, tmp_path, monkeypatch):
+def test_a_target_in_another_dtype_is_not_the_target(target, corpus, settings, tmp_path, monkeypatch, processor_flags):
+    processor_flags("avx512_bf16")
     monkeypatch.setattr(target, "record", target.record.model_copy(update={"dtype": "bfloat16"}))
     with pytest.raises(ValueError, match="its own dtype, bfloat16"):
         extract(target, corpus, settings, tmp_path)

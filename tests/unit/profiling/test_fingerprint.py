@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dspark import processor
 from dspark.config.models import Hardware, ServingProfile
 from dspark.io.jsonfile import canonical_json
-from dspark.profiling import fingerprint as module
-from dspark.profiling.fingerprint import fingerprint, profile_mistakes
+from dspark.profiling.fingerprint import ABSENT, _in_range, fingerprint, profile_mistakes
 
 PROFILE = ServingProfile(name="cpu", engine="reference", access="local")
 
@@ -28,7 +28,7 @@ def test_it_tells_versions_threads_and_hardware():
     assert found["max_num_seqs"] == 8 and found["context"] == 256
 
 
-@pytest.mark.parametrize("change", [{"threads": 1}, {"dtype": "float32"}, {"draft_backend": "onnxruntime"}])
+@pytest.mark.parametrize("change", [{"threads": 1}, {"dtype": "float16"}, {"draft_backend": "onnxruntime"}])
 def test_whatever_changes_the_timings_changes_it(change: dict[str, object]):
     before, after = (
         fingerprint(PROFILE.model_copy(update={"threads": 2})),
@@ -44,7 +44,7 @@ def test_names_and_descriptions_do_not():
 
 def test_other_instruction_sets_are_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(module, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
     prints = []
     for flags in ("sse avx512f", "avx512f sse", "sse"):
         cpuinfo.write_text(f"model name : Some CPU\nflags : {flags}\n\nmodel name : Another\n")
@@ -84,7 +84,7 @@ def test_llamacpp_is_its_wheel_with_the_profiles_parallelism():
     served = ServingProfile(name="cpu", engine="llamacpp", access="local", dtype="float16", threads=1)
     found = fingerprint(served)
     assert found["engine"] == "llamacpp" and found["threads"] == 1 and found["attention_backend"] == "ggml"
-    assert found["engine_version"] == module.ABSENT or found["engine_version"].startswith("xllamacpp 20")
+    assert found["engine_version"] == ABSENT or found["engine_version"].startswith("xllamacpp 20")
     assert found["parallel"] == {"tp": 1, "dp": 1, "pp": 1}
 
 
@@ -102,7 +102,7 @@ def test_llamacpp_is_its_wheel_with_the_profiles_parallelism():
     ],
 )
 def test_versions_lie_in_ranges_by_their_numbers(wanted: str, version: str, inside: bool):
-    assert module._in_range(version, wanted) is inside
+    assert _in_range(version, wanted) is inside
 
 
 def test_a_profile_of_another_machine_or_version_is_not_this_ones():

@@ -126,7 +126,8 @@ def test_shapes_take_turns_forwards_and_backwards():
     assert list(_in_turn(3, 2)) == [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1)]
 
 
-def test_settings_that_tell_nothing_apart_are_refused(target: Target):
+def test_settings_that_tell_nothing_apart_are_refused(target: Target, processor_flags):
+    processor_flags("avx512_bf16")
     config = tiny_drafter(target, GAMMA).config
     with pytest.raises(SettingsError, match="contexts need two lengths or more"):
         profile_engine(target, config, profile(contexts=(8, 8)), {})

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from dspark.errors import PreflightError
 from dspark.targets.attention import grouped_attention
 from dspark.targets.loading import load_target, tensor_digest
+from dspark.targets.materialise import materialise
 
 
 def tokens(rows, length, seed=0):
@@ -129,9 +130,22 @@ def test_a_tensors_digest_is_of_its_header_and_bytes():
     assert tensor_digest(tensor.t()) != expected
 
 
-def test_another_dtype_can_be_asked_for(target, workspace):
-    assert load_target(target.record, workspace, dtype="bfloat16").dtype == torch.bfloat16
+def test_another_dtype_can_be_asked_for(target, workspace, processor_flags):
+    processor_flags("avx512_bf16")
+    half = load_target(target.record, workspace, dtype="bfloat16")
+    assert (half.dtype, half.dtype_name) == (torch.bfloat16, "bfloat16")
     assert target.dtype == torch.float32
+
+
+def test_a_processor_without_bfloat16_computes_in_float32_with_the_same_weights(random_spec, tmp_path, processor_flags):
+    record = materialise(random_spec("a", dtype="bfloat16"), root=tmp_path)
+    processor_flags("avx512_bf16")
+    half = load_target(record, tmp_path)
+    processor_flags("avx2")
+    single = load_target(record, tmp_path)
+    assert (half.dtype_name, single.dtype_name) == ("bfloat16", "float32")
+    mine = dict(single.model.named_parameters())
+    assert all(torch.equal(mine[name], value.float()) for name, value in half.model.named_parameters())
 
 
 def test_a_target_that_is_not_in_the_store_names_the_command(target, tmp_path):

@@ -51,7 +51,8 @@ def test_a_target_at_hand_is_recognised_without_torch_and_nothing_is_written(ran
     assert everything_below(tmp_path) == before
 
 
-def test_a_changed_declaration_changes_the_record_and_not_the_weights(random_spec, tmp_path):
+def test_a_changed_declaration_changes_the_record_and_not_the_weights(random_spec, tmp_path, processor_flags):
+    processor_flags("avx512_bf16")
     first = materialise(random_spec("a"), root=tmp_path)
     second = materialise(random_spec("a", taps=[0, 3], mask_token_id=270, public_id="x/y"), root=tmp_path)
     assert (second.taps, second.mask_token_id, second.public_id) == ((0, 3), 270, "x/y")
