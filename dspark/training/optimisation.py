@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dspark.config.models import TrainingSettings
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.processor import arithmetic
 
 
 def learning_rate(step: int, settings: TrainingSettings) -> float:
@@ -37,3 +42,31 @@ def make_optimizers(drafter: DSparkDrafter, settings: TrainingSettings) -> list[
         return [muon, torch.optim.AdamW(others, lr=rate, weight_decay=0.0, fused=True)]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     return [torch.optim.AdamW(groups, lr=rate, fused=True)]
+
+
+def products_where_fast(device: torch.device) -> AbstractContextManager[Any]:
+    """Around an optimizer's step: torch's Muon multiplies in bfloat16, whatever the processor is good at."""
+    emulated = arithmetic("bfloat16", device.type) != "bfloat16"
+    return Float32Products() if emulated else nullcontext()
+
+
+class Float32Products(TorchFunctionMode):
+    """Products of bfloat16 matrices done in float32 and rounded to bfloat16.
+
+    That is what bfloat16 hardware does, and what a processor without it emulates twenty times slower.
+    """
+
+    _PRODUCTS = frozenset([torch.matmul, torch.mm, torch.addmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm])
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do the products on widened factors, everything else as it is."""
+        if func in self._PRODUCTS and all(one.dtype is torch.bfloat16 for one in args if isinstance(one, Tensor)):
+            widened = [one.float() if isinstance(one, Tensor) else one for one in args]
+            return func(*widened, **(kwargs or {})).bfloat16()
+        return func(*args, **(kwargs or {}))
