@@ -44,19 +44,14 @@ def make_optimizers(drafter: DSparkDrafter, settings: TrainingSettings) -> list[
     return [torch.optim.AdamW(groups, lr=rate, fused=True)]
 
 
-def products_where_fast(device: torch.device) -> AbstractContextManager[Any]:
-    """Around an optimizer's step: torch's Muon multiplies in bfloat16, whatever the processor is good at."""
+def fast_products(device: torch.device) -> AbstractContextManager[Any]:
+    """Around an optimizer's step: torch's Muon iterates in bfloat16, whatever the processor is good at."""
     emulated = arithmetic("bfloat16", device.type) != "bfloat16"
-    return Float32Products() if emulated else nullcontext()
+    return KeepFloat32() if emulated else nullcontext()
 
 
-class Float32Products(TorchFunctionMode):
-    """Products of bfloat16 matrices done in float32 and rounded to bfloat16.
-
-    That is what bfloat16 hardware does, and what a processor without it emulates twenty times slower.
-    """
-
-    _PRODUCTS = frozenset([torch.matmul, torch.mm, torch.addmm, Tensor.matmul, Tensor.__matmul__, Tensor.mm])
+class KeepFloat32(TorchFunctionMode):
+    """`bfloat16()` of a tensor gives a copy in its own dtype: what follows is done in float32."""
 
     def __torch_function__(
         self,
@@ -65,8 +60,7 @@ class Float32Products(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do the products on widened factors, everything else as it is."""
-        if func in self._PRODUCTS and all(one.dtype is torch.bfloat16 for one in args if isinstance(one, Tensor)):
-            widened = [one.float() if isinstance(one, Tensor) else one for one in args]
-            return func(*widened, **(kwargs or {})).bfloat16()
+        """Copy instead of rounding, do everything else as it is."""
+        if func is Tensor.bfloat16:
+            return args[0].clone()
         return func(*args, **(kwargs or {}))

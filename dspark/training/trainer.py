@@ -30,7 +30,7 @@ from dspark.training.batches import Batch, epoch_order, make_batch
 from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
 from dspark.training.initialisation import initialise
 from dspark.training.objective import TrainingObjective, mean_losses
-from dspark.training.optimisation import learning_rate, make_optimizers, products_where_fast
+from dspark.training.optimisation import fast_products, learning_rate, make_optimizers
 from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
 from dspark.training.resume import (
     BestWeights,
@@ -192,7 +192,7 @@ class Trainer:
                 f"training step {self.step + 1}: the gradient is not finite",
                 "lower training.learning_rate, or set training.precision to float32",
             )
-        with products_where_fast(self.device):
+        with fast_products(self.device):
             for optimizer in self.optimizers:
                 optimizer.step()
         self.step += 1

@@ -10,7 +10,7 @@ from dspark.drafters.checkpoint import read_checkpoint
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import DataError, Interrupted, StageError
 from dspark.io.progress import Progress
-from dspark.training.optimisation import Float32Products, learning_rate, make_optimizers, products_where_fast
+from dspark.training.optimisation import KeepFloat32, fast_products, learning_rate, make_optimizers
 from dspark.training.resume import read_latest
 from dspark.training.trainer import Trainer, train
 
@@ -85,7 +85,7 @@ def test_every_parameter_moves_once_and_only_backbone_matrices_decay(config, tar
 
 
 def test_muon_moves_alike_where_bfloat16_is_only_emulated(config, target, make_settings, processor_flags):
-    """Products in float32, rounded as bfloat16 hardware rounds them: the same steps, but for that rounding."""
+    """In float32 instead: the same steps, but for the rounding of five iterations."""
     moved = []
     for flags in ("avx512_bf16", "avx2"):
         processor_flags(flags)
@@ -95,21 +95,21 @@ def test_muon_moves_alike_where_bfloat16_is_only_emulated(config, target, make_s
         generator = torch.Generator().manual_seed(0)
         for parameter in drafter.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        with products_where_fast(torch.device("cpu")) as mode:
+        with fast_products(torch.device("cpu")) as mode:
             assert (mode is None) == (flags == "avx512_bf16")
             for optimizer in optimizers:
                 optimizer.step()
         moved.append({name: value.detach() - before[name] for name, value in drafter.named_parameters()})
     for name, step in moved[0].items():
-        assert (moved[1][name] - step).norm() < 0.02 * step.norm(), name
+        assert (moved[1][name] - step).norm() < 0.03 * step.norm(), name
 
 
-def test_other_products_are_left_alone():
-    whole, half = torch.eye(3), torch.eye(3, dtype=torch.bfloat16)
-    with Float32Products():
-        assert (whole @ whole).dtype == torch.float32 and (half @ half).dtype == torch.bfloat16
-        assert torch.addmm(half, half, half, beta=2.0).diagonal().tolist() == [3.0] * 3
-        assert (half + half).dtype == torch.bfloat16
+def test_nothing_but_the_rounding_is_left_out():
+    values = torch.tensor([1.0001, 2.0])
+    with KeepFloat32():
+        kept = values.bfloat16()
+        assert torch.equal(kept, values) and kept.data_ptr() != values.data_ptr()
+        assert values.to(torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_muon_steps_are_orthogonal_and_as_large_as_adamw_s(config, target, make_settings):
