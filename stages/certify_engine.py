@@ -12,7 +12,7 @@ def main(inputs, paths, progress):
     if profile.access == "none":
         write_model(paths.out, absent_entry(profile))
         return
-    measure = {"reference": reference, "llamacpp": llamacpp}[profile.engine]
+    measure = {"reference": reference, "llamacpp": llamacpp, "sglang": attached, "vllm": attached}[profile.engine]
     write_model(paths.out, measure(inputs, paths, read_json(paths.fingerprint), progress))
 
 
@@ -105,6 +105,32 @@ def llamacpp(inputs, paths, fingerprint, progress):
         drafter_file=drafter_file,
         export=export,
         work=paths.work,
+        progress=progress,
+    )
+
+
+def attached(inputs, paths, fingerprint, progress):
+    from dspark.corpus.prompts import read_prompts
+    from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.engines.connect import connect
+    from dspark.evaluation.attached import certify_attached
+    from dspark.targets.loading import load_target
+    from dspark.targets.record import read_record
+
+    profile = inputs.profile
+    record = read_record(paths.target)
+    target = load_target(record, paths.root, dtype="float32")
+    drafter = read_checkpoint(paths.build / "export" / "drafter", target.embedding, target.head, record=record)
+    return certify_attached(
+        profile,
+        fingerprint,
+        connect(profile.url, profile.engine),
+        connect(profile.plain_url, profile.engine),
+        target,
+        drafter.float(),
+        read_prompts(paths.corpus / "prompts" / "eval.jsonl"),
+        inputs.evaluation,
+        prompts_per_domain=inputs.certification.prompts_per_domain,
         progress=progress,
     )
 

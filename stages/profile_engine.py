@@ -11,7 +11,11 @@ def main(inputs, paths, progress):
     if profile.access == "none":
         write_json(paths.out / "absent.json", {"profile": profile.name, "reason": profile.reason})
         return
-    measure = {"reference": reference, "llamacpp": llamacpp}[profile.engine]
+    if profile.access == "url" and profile.profile_url is None:
+        reason = f"serving profile {profile.name} names no profile_url: no cost table was measured"
+        write_json(paths.out / "absent.json", {"profile": profile.name, "reason": reason})
+        return
+    measure = {"reference": reference, "llamacpp": llamacpp, "sglang": sglang}[profile.engine]
     write_model(paths.out / "cost.json", measure(inputs, paths, read_json(paths.fingerprint), progress))
 
 
@@ -66,6 +70,23 @@ def llamacpp(inputs, paths, fingerprint, progress):
         target_file=served_file(record, paths.root, progress=progress),
         drafter_file=drafter_file,
         work=paths.work,
+        progress=progress,
+    )
+
+
+def sglang(inputs, paths, fingerprint, progress):
+    from dspark.drafters.config import DrafterConfig
+    from dspark.engines.sglang_client import SGLangClient
+    from dspark.profiling.sglang import profile_sglang
+    from dspark.targets.record import read_record
+
+    record = read_record(paths.target)
+    return profile_sglang(
+        SGLangClient(inputs.profile.profile_url),
+        record,
+        DrafterConfig.of(record, inputs.drafter),
+        inputs.profile,
+        fingerprint,
         progress=progress,
     )
 

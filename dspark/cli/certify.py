@@ -15,8 +15,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--drafter", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Its GGUF file.")
-@click.option("--url", required=True, metavar="URL", help="A llama.cpp server that runs with it and with --metrics.")
+@click.option(
+    "--drafter",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Its GGUF file, or the folder of its checkpoint.",
+)
+@click.option(
+    "--url", required=True, metavar="URL", help="A llama.cpp (with --metrics), SGLang or vLLM server that runs with it."
+)
 @click.option("--target", required=True, metavar="NAME", help="The target of pipeline/targets that it serves.")
 @click.option("--domain", "domains", multiple=True, metavar="NAME", help="Prompts of this domain only. Repeatable.")
 @click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="Prompts of each domain.")
@@ -39,7 +47,8 @@ def certify(
 ) -> None:
     """Compare what a running server accepts with what its drafter should get accepted; exit code 6 if they differ.
 
-    Nothing is trained. The server must not serve others meanwhile.
+    Nothing is trained. llama.cpp, SGLang and vLLM are told apart by how they answer. The server must not serve others
+    meanwhile, and must verify whole blocks (no scheduling).
     """
     from dspark.cli.display import shown
     from dspark.io.jsonfile import model_json, write_model
@@ -60,7 +69,7 @@ def certify(
     if certificate.verdict == "disagrees":
         raise GateError(
             f"{certificate.drafter}: {certificate.reason}",
-            "compare taps, RoPE base, mask token and quantisation of the drafter's file with its checkpoint",
+            "compare taps, RoPE base, mask token and quantisation of what the server loaded with this drafter's",
         )
 
 

@@ -50,13 +50,16 @@ def show(folder: Path, json_output: bool) -> None:
 @package.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--digest", metavar="HEX", help="A package or self digest obtained elsewhere, to compare with.")
-@click.option("--against", metavar="PROFILE", help="A serving profile of the workspace, or a file with one.")
+@click.option(
+    "--against", metavar="PROFILE|URL", help="A serving profile (a name, or a file), or the address of a server."
+)
 @as_json
 @click.pass_context
 def verify(context: click.Context, folder: Path, digest: str | None, against: str | None, json_output: bool) -> None:
     """Check that a package is exactly what its manifest says; exit code 7 if not.
 
-    With --against also that its certificate is about that profile on this machine, today; exit code 6 if not.
+    With --against also that its certificate is about that profile on this machine, or about what a running server says
+    of itself, today; exit code 6 if not.
     """
     from dspark.io.jsonfile import model_json
     from dspark.package.verify import verify as verify_package
@@ -64,18 +67,23 @@ def verify(context: click.Context, folder: Path, digest: str | None, against: st
     report = verify_package(folder, digest=digest)
     fresh = {}
     if against is not None:
-        from dspark.workspace.against import require_fresh
+        from dspark.workspace.against import require_fresh, require_fresh_server
         from dspark.workspace.profiles import named_profile
 
-        profile = named_profile(against, lambda: workspace_of(context))
-        fresh = {"against": profile.name, "holds_until": require_fresh(folder, profile)}
+        if "://" in against:
+            name, until = require_fresh_server(folder, against)
+            fresh = {"against": name, "holds_until": until, "server": against}
+        else:
+            profile = named_profile(against, lambda: workspace_of(context))
+            fresh = {"against": profile.name, "holds_until": require_fresh(folder, profile)}
     if json_output:
         print_json({"schema": "dspark/verify/1", **model_json(report), **fresh, "note": report.note})
         return
     click.echo(f"sound: {report.name}, {report.files} files, {size(report.bytes)}")
     print_table([("package digest", report.package_digest), ("self digest", report.self_digest)])
     if fresh:
-        click.echo(f"certified for {fresh['against']} on this machine until {fresh['holds_until']}")
+        where = fresh.get("server", "this machine")
+        click.echo(f"certified for {fresh['against']} on {where} until {fresh['holds_until']}")
     click.echo(report.note)
 
 

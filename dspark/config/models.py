@@ -337,7 +337,9 @@ class ServiceLevel(Settings):
     first_token_seconds: float | None = Field(default=None, gt=0)  # 95th percentile, at most
 
 
-MEASURED = ("reference", "llamacpp")  # engines that this version can measure
+MEASURED = ("reference", "llamacpp")  # engines that this version starts and measures itself
+ATTACHED = ("sglang", "vllm")  # engines that it measures through servers that run already
+Address = Annotated[str, StringConstraints(pattern=r"^https?://[^/\s]+.*$")]
 POLICY = re.compile(r"fixed|fixed\([1-9][0-9]*\)|threshold\(0\.(?=[0-9]*[1-9])[0-9]{1,3}\)")
 
 
@@ -367,6 +369,9 @@ class ServingProfile(Settings):
     thinking_mode: Literal["none", "off", "on"] | None = None
     access: Literal["local", "url", "none"]
     reason: str | None = None  # why `access` is none
+    url: Address | None = None  # of access url: the server with the drafter
+    plain_url: Address | None = None  # the same target without a drafter, which the other is compared with
+    profile_url: Address | None = None  # of sglang: a server in its profiling mode; None: no cost table is measured
     dtype: DType = "bfloat16"  # of llamacpp: of keys, values and the drafter; the target's file is served as published
     draft_backend: Literal["torch", "onnxruntime"] = "torch"
     profile_backends: tuple[Literal["torch", "onnxruntime"], ...] = ("torch", "onnxruntime")  # timed side by side
@@ -384,8 +389,10 @@ class ServingProfile(Settings):
             raise ValueError("access: none needs a reason")
         if self.engine == "reference" and self.access == "url":
             raise ValueError("the reference engine runs inside dspark: access is local, or none with a reason")
-        if self.engine not in MEASURED and self.access != "none":
-            raise ValueError(f"this version measures {' and '.join(MEASURED)}; {self.engine} needs access: none")
+        if self.access == "local" and self.engine not in MEASURED:
+            also = " or url" if self.engine in ATTACHED else ""
+            raise ValueError(f"this version starts {' and '.join(MEASURED)}; {self.engine} needs access: none{also}")
+        self._possible_by_url()
         if self.engine == "llamacpp":
             self._possible_in_llamacpp()
         elif self.policies:
@@ -400,6 +407,19 @@ class ServingProfile(Settings):
         if used > self.hardware.count:
             raise ValueError(f"parallelism needs {used} accelerators, hardware.count is {self.hardware.count}")
         return self
+
+    def _possible_by_url(self) -> None:
+        given = [name for name in ("url", "plain_url", "profile_url") if getattr(self, name) is not None]
+        if self.access != "url":
+            if given:
+                raise ValueError(f"{given[0]} is for access: url")
+            return
+        if self.engine not in (*ATTACHED, "llamacpp"):
+            raise ValueError(f"this version knows the servers of {' and '.join(ATTACHED)}, not of {self.engine}")
+        if self.engine in ATTACHED and not {"url", "plain_url"} <= {*given}:
+            raise ValueError("access: url needs url (with the drafter) and plain_url (without it)")
+        if self.profile_url is not None and self.engine != "sglang":
+            raise ValueError(f"profile_url is for sglang; {self.engine} takes no cost table")
 
     def _possible_in_llamacpp(self) -> None:
         if self.access == "url":

@@ -6,8 +6,6 @@ tokenizer stands between what is asked here and there.
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import importlib.metadata
 import importlib.util
 import json
@@ -17,10 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,15 +24,11 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from dspark.engines.llamacpp_log import (
-    Counters,
-    DraftedBlock,
-    Drafting,
-    parse_blocks,
-    parse_drafting,
-    parse_metrics,
-)
-from dspark.errors import DataError, PreflightError, ServiceError, SettingsError
+from dspark.engines.client import Completion, Drafting, Served, Streamed, file_name
+from dspark.engines.counters import Counters
+from dspark.engines.http import HttpClient
+from dspark.engines.llamacpp_log import parse_blocks, parse_drafting, parse_metrics
+from dspark.errors import DataError, PreflightError, ServiceError
 
 TIMES_SHOWN = 4  # the log level that shows the time spent on drafting
 DRAFTS_SHOWN = 5  # the one that shows every drafted token
@@ -72,43 +63,7 @@ class LlamaCppSettings:
     log_level: int = 3
 
 
-@dataclass(frozen=True)
-class Completion:
-    """A reply of the server.
-
-    Attributes:
-        token_ids: what it said; the token that ended it is not among them, whoever reads it out.
-        ended: True at an end-of-sequence token, False at the limit.
-        predicted: tokens it counts, the one that ended the reply included.
-        seconds: wall time, the transport included.
-        counters: what this request added, if no other ran at the same time.
-        blocks: what was drafted for it; only at log level 5 and with one slot.
-    """
-
-    token_ids: tuple[int, ...]
-    ended: bool
-    predicted: int
-    seconds: float
-    counters: Counters
-    blocks: tuple[DraftedBlock, ...] = ()
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """A reply as it came in.
-
-    Attributes:
-        token_ids: what it said.
-        seconds: from the question to the arrival of each token, [tokens].
-        whole_seconds: until the reply had ended.
-    """
-
-    token_ids: tuple[int, ...]
-    seconds: tuple[float, ...]
-    whole_seconds: float
-
-
-class LlamaCppClient:
+class LlamaCppClient(HttpClient):
     """A llama.cpp server that runs somewhere, started with `--metrics`.
 
     Args:
@@ -118,16 +73,22 @@ class LlamaCppClient:
         SettingsError: no such address.
     """
 
+    name = "llamacpp"
+    cuts_last_block = True
+    how_to_draft = "start it with the drafter (`-md DRAFTER.gguf`), and with `--spec-draft-p-min 0`"
+
     def __init__(self, address: str, *, patience: float = 600.0) -> None:
-        try:
-            parts = urllib.parse.urlsplit(address)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable:
-            raise SettingsError(f"{address!r} is no address of a server", "give one such as http://127.0.0.1:8080")
-        self.address = address.rstrip("/")
-        self._patience = patience
+        hint = "start it with `llama-server -m TARGET -md DRAFTER --metrics`"
+        super().__init__(address, engine="llama.cpp", hint=hint, patience=patience)
+
+    def served(self) -> Served:
+        """Its build and the file of the model that it serves.
+
+        Raises:
+            ServiceError: it does not answer, or not as llama.cpp's server does.
+        """
+        said = self.properties()
+        return Served(f"llama.cpp {said.get('build_info', 'of an unknown build')}", file_name(said.get("model_path")))
 
     def properties(self) -> dict[str, Any]:
         """What the server says about itself: model file, slots, build, default settings.
@@ -135,9 +96,9 @@ class LlamaCppClient:
         Raises:
             ServiceError: it does not answer, or not as llama.cpp's server does.
         """
-        answer = self._json("/props")
+        answer = self.ask_object("/props")
         if "default_generation_settings" not in answer:
-            raise self._failure("it does not answer /props as llama.cpp's server does")
+            raise self.failure("it does not answer /props as llama.cpp's server does")
         return answer
 
     @cached_property
@@ -145,7 +106,7 @@ class LlamaCppClient:
         """Positions of a request, prompt and reply together; asked once."""
         settings = self.properties()["default_generation_settings"]
         if not isinstance(settings, dict) or not isinstance(settings.get("n_ctx"), int):
-            raise self._failure("its /props does not say how long a request may be")
+            raise self.failure("its /props does not say how long a request may be")
         return int(settings["n_ctx"])
 
     def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
@@ -161,7 +122,7 @@ class LlamaCppClient:
         request = self._question(prompt, max_new_tokens)
         before = self.counters()
         began = time.perf_counter()
-        answer = self._json("/completion", request)
+        answer = self.ask_object("/completion", request)
         seconds = time.perf_counter() - began
         return Completion(
             token_ids=tuple(answer["tokens"]),
@@ -180,21 +141,22 @@ class LlamaCppClient:
             DataError, ServiceError: as `complete`.
         """
         question = {**self._question(prompt, max_new_tokens), "stream": True, "ignore_eos": endless}
-        body = json.dumps(question).encode("ascii")
         tokens: list[int] = []
         seconds: list[float] = []
         began = time.perf_counter()
-        with self._open("/completion", body) as answer:
-            for line in answer:
-                if not line.startswith(b"data: {"):
-                    continue  # the empty lines between events
-                event = json.loads(line.removeprefix(b"data: "))
-                if "error" in event:
-                    raise self._failure(f"it broke off: {event['error']}")
-                came = event.get("tokens", [])
-                seconds += [time.perf_counter() - began] * len(came)
-                tokens += came
+        for event in self.events("/completion", question):
+            came = event.get("tokens", [])
+            seconds += [time.perf_counter() - began] * len(came)
+            tokens += came
         return Streamed(tuple(tokens), tuple(seconds), time.perf_counter() - began)
+
+    def facts(self) -> dict[str, Any]:
+        """Its version: limits of a server that dspark starts are those of what it measures."""
+        return {"engine_version": self.served().engine}
+
+    def totals(self) -> Counters:
+        """What `counters` says."""
+        return self.counters()
 
     def counters(self) -> Counters:
         """Totals since the server started.
@@ -202,10 +164,7 @@ class LlamaCppClient:
         Raises:
             ServiceError: the engine died, or does not count.
         """
-        return parse_metrics(self._get("/metrics").decode("utf-8"))
-
-    def _get(self, path: str) -> bytes:
-        return self._ask(path, None)
+        return parse_metrics(self.get("/metrics").decode("utf-8"))
 
     def _question(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
         room = self.room
@@ -221,41 +180,6 @@ class LlamaCppClient:
             "cache_prompt": False,
             "return_tokens": True,
         }
-
-    def _ask(self, path: str, body: bytes | None) -> bytes:
-        with self._open(path, body) as answer:
-            data: bytes = answer.read()
-            return data
-
-    @contextlib.contextmanager
-    def _open(self, path: str, body: bytes | None) -> Iterator[http.client.HTTPResponse]:
-        """What the server answers, to be read inside; whatever goes wrong meanwhile is its failure."""
-        request = urllib.request.Request(self.address + path, body, {"Content-Type": "application/json"})
-        # An environment's proxy has no business between two processes of one machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=self._patience) as answer:
-                yield answer
-        except urllib.error.HTTPError as reason:
-            said = reason.read().decode("utf-8", errors="replace")
-            raise self._failure(f"it answered {path} with {reason.code}: {said[:300]}") from None
-        except (OSError, ValueError, http.client.HTTPException) as reason:  # refused, cut off, or no HTTP at all
-            raise self._failure(f"it did not answer {path}: {reason}") from None
-
-    def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        raw = self._ask(path, None if body is None else json.dumps(body).encode("ascii"))
-        try:
-            answer = json.loads(raw)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._failure(f"it answered {path} with something else than a JSON object: {raw[:100]!r}")
-        return answer
-
-    def _failure(self, what: str) -> ServiceError:
-        return ServiceError(
-            f"llama.cpp at {self.address}: {what}", "start it with `llama-server -m TARGET -md DRAFTER --metrics`"
-        )
 
 
 class LlamaCppServer(LlamaCppClient):
@@ -291,7 +215,7 @@ class LlamaCppServer(LlamaCppClient):
         try:
             self._send(json.dumps(described).encode("ascii") + b"\n")
             super().__init__(self._await_address(), patience=patience)
-            self._get("/health")
+            self.get("/health")
         except BaseException:
             self.close()
             raise
@@ -351,7 +275,7 @@ class LlamaCppServer(LlamaCppClient):
             if text.count(" | stop processing: ") >= requests:
                 return text.splitlines()
             if time.monotonic() > deadline or self._child.poll() is not None:
-                raise self._failure(f"its log does not show the end of {requests} requests")
+                raise self.failure(f"its log does not show the end of {requests} requests")
             time.sleep(0.01)
 
     def _send(self, line: bytes) -> None:
@@ -360,7 +284,7 @@ class LlamaCppServer(LlamaCppClient):
             self._child.stdin.write(line)
             self._child.stdin.flush()
         except BrokenPipeError:
-            raise self._failure("it did not start") from None
+            raise self.failure("it did not start") from None
 
     def _hang_up(self) -> None:
         if self._child.stdin is not None and not self._child.stdin.closed:
@@ -374,11 +298,11 @@ class LlamaCppServer(LlamaCppClient):
         ready, _, _ = select.select([self._child.stdout], [], [], self._patience)
         line = self._child.stdout.readline().decode("utf-8").strip() if ready else ""
         if not line:
-            raise self._failure("it did not start" if ready else f"it was not up after {self._patience:g} s")
+            raise self.failure("it did not start" if ready else f"it was not up after {self._patience:g} s")
         return line
 
     @override
-    def _failure(self, what: str) -> ServiceError:
+    def failure(self, what: str) -> ServiceError:
         """The error for what happened, with how the process ended and what it said last."""
         try:
             self._child.wait(1.0)  # one that is dying has cut the connection already

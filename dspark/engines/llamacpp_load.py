@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from dspark.decoding.policies import Fixed, Policy, Threshold
-from dspark.engines.llamacpp import LlamaCppServer, LlamaCppSettings, Streamed
-from dspark.engines.llamacpp_log import Counters, Drafting
+from dspark.engines.client import Drafting, Together, stream_together
+from dspark.engines.llamacpp import LlamaCppServer, LlamaCppSettings
 from dspark.errors import SettingsError
-
-
-@dataclass(frozen=True)
-class Together:
-    """What a server did with requests that ran at the same time.
-
-    Attributes:
-        seconds: wall time of all of them.
-        replies: in the order of the prompts.
-        counters: of all together.
-        drafting: of all together.
-    """
-
-    seconds: float
-    replies: tuple[Streamed, ...]
-    counters: Counters
-    drafting: Drafting
 
 
 class Servers:
@@ -81,10 +62,7 @@ class Servers:
         server = self._servers[name]
         start = server.log.stat().st_size
         counters, drafting = server.counters(), server.drafting(0, 0)
-        began = time.perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            replies = tuple(pool.map(lambda prompt: server.stream(prompt, max_new_tokens, endless=endless), prompts))
-        seconds = time.perf_counter() - began
+        seconds, replies = stream_together(server, prompts, max_new_tokens, endless=endless)
         after = server.drafting(start, len(prompts))
         spent = after - drafting if after.calls else Drafting()
         return Together(seconds, replies, server.counters() - counters, spent)

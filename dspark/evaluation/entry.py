@@ -108,7 +108,8 @@ class CertificateEntry(Model):
     load: tuple[LoadPoint, ...] = ()
     against_none: tuple[AgainstNone, ...] = ()
     against_champion: dict[str, Any] | None = None
-    cycle: CycleCost | None = None  # at the lowest concurrency, whole blocks verified
+    # At the lowest concurrency, whole blocks verified; absent where the engine does not tell drafting from verifying.
+    cycle: CycleCost | None = None
     recommended: tuple[Recommendation, ...] = ()
     holds_until: HoldsUntil | None = None
 
@@ -117,7 +118,7 @@ class CertificateEntry(Model):
         if self.status != "measured" and not self.reason:
             raise ValueError(f"status {self.status} needs a reason")
         if self.status != "absent":
-            needed = ("measured_at", "workload", "lossless", "cycle", "holds_until")
+            needed = ("measured_at", "workload", "lossless", "holds_until")
             missing = [name for name in (*needed, "fingerprint", "acceptance", "load") if not getattr(self, name)]
             if missing:
                 raise ValueError(f"an entry that was measured lacks {', '.join(missing)}")

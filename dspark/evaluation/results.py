@@ -109,7 +109,7 @@ class ArmThroughput(Model):
     """One arm of an interleaved comparison."""
 
     load: LoadPoint
-    cycle: CycleCost
+    cycle: CycleCost | None = None  # absent where the engine does not tell drafting from verifying
     against_none: Measured | None = None  # ratio of tokens per second; absent for plain decoding itself
     same_text: float | None = (
         None  # share of requests with exactly the text of plain decoding (half precision has ties)

@@ -69,7 +69,8 @@ class Round:
         requests: all that ran at the same time.
         cycles: of all requests together.
         verified: draft tokens that were verified in them.
-        draft_seconds, verify_seconds: where the cycles' time went, summed over the cycles of all requests.
+        draft_seconds, verify_seconds: where the cycles' time went, summed over the cycles of all requests; None: the
+            engine does not tell them apart.
     """
 
     group: int
@@ -77,8 +78,8 @@ class Round:
     requests: tuple[Request, ...]
     cycles: int
     verified: int
-    draft_seconds: float
-    verify_seconds: float
+    draft_seconds: float | None
+    verify_seconds: float | None
 
     @property
     def tokens(self) -> int:
@@ -219,7 +220,10 @@ def _load(arm: Arm, rounds: list[Round], concurrency: int, seed: int) -> LoadPoi
     )
 
 
-def _cycle(rounds: list[Round], seed: int) -> CycleCost:
+def _cycle(rounds: list[Round], seed: int) -> CycleCost | None:
+    if any(each.draft_seconds is None for each in rounds):
+        return None
+
     def mean(field: str) -> Measured:
         def statistic(chosen: NDArray[np.intp]) -> float:
             cycles = sum(rounds[i].cycles for i in chosen)

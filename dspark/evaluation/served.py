@@ -1,20 +1,198 @@
-"""Rounds of llama.cpp servers: what came in, and when, as `rounds.py` compares it."""
+"""Certify an engine through its servers, one for each way of decoding: counters, texts, and rounds under load."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from dspark.config.models import EvaluationSettings, ServingProfile
+from dspark.config.models import EvaluationSettings, Sampling, ServingProfile
+from dspark.corpus.prompts import PreparedPrompt
 from dspark.decoding.policies import Fixed, NoDrafts, parse_policy
-from dspark.engines.llamacpp import Streamed
-from dspark.engines.llamacpp_load import Servers, Together
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.engines.agreement import AgreementReport
+from dspark.engines.client import Completion, Fleet, Streamed, Together
+from dspark.evaluation.counters import (
+    SHORTENED,
+    Asked,
+    Verdict,
+    compare_counters,
+    judge_counters,
+    measure_counters,
+    replay_all,
+)
+from dspark.evaluation.decoding import first_prompts, spread_prompts
+from dspark.evaluation.entry import CertificateEntry, Status, Workload, against_none, holds_until
+from dspark.evaluation.recommendation import recommend
 from dspark.evaluation.rounds import NONE, Arm, Comparison, Request, Round, run_in_turn
+from dspark.evaluation.texts import compare_texts
 from dspark.io.progress import Progress
+from dspark.targets.loading import Target
 
 BURST = 1e-3  # seconds: tokens that arrive closer than that came with one cycle
 P_MIN = 0.5
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What the servers are asked for.
+
+    Attributes:
+        alone: prompts that are decoded one after the other, for counters and texts.
+        together: token ids of the prompts that are decoded at the same time, by concurrency.
+        longest: positions of the longest prompt with its reply.
+    """
+
+    alone: tuple[PreparedPrompt, ...]
+    together: Mapping[int, Sequence[Sequence[int]]]
+    longest: int
+
+    @classmethod
+    def of(
+        cls,
+        profile: ServingProfile,
+        prompts: Sequence[PreparedPrompt],
+        settings: EvaluationSettings,
+        prompts_per_domain: int,
+    ) -> Questions:
+        """The first prompts of each domain alone, and prompts that take turns among the domains together."""
+        alone = tuple(first_prompts(prompts, prompts_per_domain))
+        together = {
+            concurrency: [
+                one.token_ids for one in spread_prompts(prompts, max(settings.throughput_prompts, concurrency))
+            ]
+            for concurrency in sorted(profile.certify_concurrency)
+        }
+        everyone = [*([one.token_ids for one in alone]), *(ids for group in together.values() for ids in group)]
+        reply = max(settings.max_new_tokens, settings.throughput_new_tokens)
+        return cls(alone, together, max(map(len, everyone)) + reply)
+
+
+def certify_servers(
+    fleet: Fleet,
+    arms: Sequence[Arm],
+    questions: Questions,
+    profile: ServingProfile,
+    fingerprint: Mapping[str, Any],
+    target: Target,
+    drafter: DSparkDrafter,
+    settings: EvaluationSettings,
+    *,
+    cut: bool,
+    export: AgreementReport | None = None,
+    progress: Progress | None = None,
+) -> CertificateEntry:
+    """Measure acceptance, agreement with the loop, equality of texts and load points in the engine itself.
+
+    Args:
+        fleet: a server for each arm.
+        arms: plain decoding and whole blocks among them.
+        profile: its concurrencies are in `questions`; its name, dtype and threads are reported.
+        fingerprint: of the machine and engine (`profiling.fingerprint`).
+        target: in float32, for the replay.
+        drafter: as the servers have it, in float32.
+        settings: lengths and rounds.
+        cut: whether the engine cuts the last block of a reply (`engines.replay`).
+        export: what an export gate found before.
+        progress: shows the decoding and the rounds.
+    Raises:
+        DataError: too few prompts for a concurrency, or the engine verified no block at all.
+        ServiceError: a server does not answer.
+    """
+    progress = progress or Progress()
+    gamma, seed = drafter.config.gamma, settings.seed
+    drafted, plain = (
+        _decode(fleet, name, questions.alone, settings.max_new_tokens, progress) for name in (Fixed().name, NONE)
+    )
+    rounds = len(questions.together) * len(arms) * settings.throughput_rounds
+    progress.start("measure load", rounds, unit="rounds")
+    comparisons = [
+        compare_served(
+            fleet,
+            arms,
+            group,
+            concurrency,
+            profile=profile,
+            threads=int(fingerprint["threads"]),
+            settings=settings,
+            progress=progress,
+        )
+        for concurrency, group in questions.together.items()
+    ]
+    asked = replay_all(
+        target,
+        drafter,
+        [one.token_ids for one in questions.alone],
+        drafted,
+        max_new_tokens=settings.max_new_tokens,
+        n_max=gamma,
+        cut=cut,
+        progress=progress,
+    )
+    agreement = compare_counters(asked, seed=seed)
+    lossless = compare_texts(target, questions.alone, drafted, plain)
+    status, reason = _status(*judge_counters(agreement), lossless.result == "inconclusive", drafted)
+    reports = [comparison.report() for comparison in comparisons]
+    now = datetime.datetime.now(datetime.UTC)
+    return CertificateEntry(
+        profile=profile.name,
+        status=status,
+        reason=reason,
+        fingerprint=dict(fingerprint),
+        measured_at=now.isoformat(timespec="seconds"),
+        workload=Workload(
+            domains=tuple(sorted({one.domain for one in questions.alone})),
+            sampling=Sampling(temperature=0.0),
+            thinking_mode=target.record.thinking_mode,
+            policy=Fixed().name,
+            prompts=len(questions.alone),
+            max_new_tokens=settings.max_new_tokens,
+        ),
+        acceptance={
+            domain: measure_counters([one.reply.counters for one in group], seed=seed)
+            for domain, group in _by_domain(questions.alone, asked).items()
+        },
+        export=export,
+        offline_vs_engine=agreement,
+        lossless=lossless,
+        load=tuple(arm.load for report in reports for arm in report.arms.values()),
+        against_none=against_none(reports),
+        cycle=reports[0].arms[Fixed().name].cycle,
+        recommended=recommend(comparisons, gamma),
+        holds_until=holds_until(fingerprint, now),
+    )
+
+
+def _status(
+    verdict: Verdict, reason: str | None, undecided: bool, drafted: Sequence[Completion]
+) -> tuple[Status, str | None]:
+    if any(reply.shortened for reply in drafted):
+        return "inconclusive", SHORTENED
+    if verdict != "agrees":
+        return verdict, reason
+    return ("inconclusive", "losslessness was not shown") if undecided else ("measured", None)
+
+
+def _decode(
+    fleet: Fleet, name: str, prompts: Sequence[PreparedPrompt], max_new_tokens: int, progress: Progress
+) -> list[Completion]:
+    """Every prompt by itself, so that what was counted is this prompt's."""
+    progress.start(f"decode in the engine, {name}", len(prompts), unit="prompts")
+    replies = []
+    for prompt in prompts:
+        replies.append(fleet[name].complete(prompt.token_ids, max_new_tokens))
+        progress.advance()
+    return replies
+
+
+def _by_domain(prompts: Sequence[PreparedPrompt], asked: Sequence[Asked]) -> dict[str, list[Asked]]:
+    groups: dict[str, list[Asked]] = {}
+    for prompt, one in zip(prompts, asked, strict=True):
+        groups.setdefault(prompt.domain, []).append(one)
+    return {domain: group for domain, group in sorted(groups.items()) if any(one.reply.counters.steps for one in group)}
 
 
 def served_arms(profile: ServingProfile, gamma: int) -> list[Arm]:
@@ -45,14 +223,17 @@ def round_of(group: int, done: Together) -> Round:
     """A round as the engine reports it; the time that it does not spend on drafting is verification's."""
     requests = tuple(request_of(one) for one in done.replies)
     cycles = sum(len(one.emitted) for one in requests)
+    verified = done.counters.drafted
+    if done.drafting is None:
+        return Round(group, done.seconds, requests, cycles, verified, None, None)
     calls = done.drafting.calls
     drafting = done.drafting.seconds / calls * cycles if calls else 0.0
     whole = sum(float(one.cycle_seconds.sum()) for one in requests)
-    return Round(group, done.seconds, requests, cycles, done.counters.drafted, drafting, max(whole - drafting, 0.0))
+    return Round(group, done.seconds, requests, cycles, verified, drafting, max(whole - drafting, 0.0))
 
 
 def compare_served(
-    servers: Servers,
+    servers: Fleet,
     arms: Sequence[Arm],
     prompts: Sequence[Sequence[int]],
     concurrency: int,

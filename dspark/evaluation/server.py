@@ -1,4 +1,4 @@
-"""Certify the drafter that a running llama.cpp server speculates with: its own counters against the loop in torch."""
+"""Certify the drafter that a running server speculates with: its own counters against the loop in torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import numpy as np
 from pydantic import Field
 
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.engines.llamacpp import Completion, LlamaCppClient
-from dspark.engines.llamacpp_loop import replay
+from dspark.engines.client import Client, Completion
+from dspark.engines.replay import replay
 from dspark.errors import DataError, ServiceError
-from dspark.evaluation.counters import TOLERANCE, Asked, Verdict, compare_counters, judge_counters, replay_all
+from dspark.evaluation.counters import (
+    SHORTENED,
+    TOLERANCE,
+    Asked,
+    Verdict,
+    compare_counters,
+    judge_counters,
+    replay_all,
+)
 from dspark.evaluation.entry import Agreement
 from dspark.evaluation.results import Model
 from dspark.io.progress import Progress
@@ -44,6 +52,7 @@ class ServerCertificate(Model):
     max_new_tokens: int
     n_max: int  # drafts of a block that the server verifies at most, from its counters
     gamma: int
+    shortened: int = 0  # prompts of which the server chose to verify less than whole blocks
     verdict: Verdict
     reason: str | None = None  # why it does not agree
     tau: Agreement
@@ -52,7 +61,7 @@ class ServerCertificate(Model):
 
 
 def certify_server(
-    client: LlamaCppClient,
+    client: Client,
     target: Target,
     drafter: DSparkDrafter,
     prompts: Sequence[Sequence[int]],
@@ -67,7 +76,7 @@ def certify_server(
     """Ask every prompt once, greedily, and compare the counters with a replay.
 
     Args:
-        client: the server; no one else may use it meanwhile, as its counters are of everybody together.
+        client: the server; no one else may use it meanwhile, as most count for everybody together.
         target: the weights that the server has, as near as they can be had here.
         drafter: the one that the server has.
         prompts: token ids.
@@ -81,7 +90,13 @@ def certify_server(
     if not prompts:
         raise DataError("there are no prompts to certify on")
     progress = progress or Progress()
-    properties = client.properties()
+    served = client.served()
+    if served.gamma is not None and served.gamma != drafter.config.gamma:
+        raise DataError(
+            f"{served.engine} at {client.address} drafts blocks of {served.gamma}, {drafter_file.name} has gamma "
+            f"{drafter.config.gamma}",
+            "name the drafter that the server runs with, or start it with the drafter's own block size",
+        )
     progress.start("ask the server", len(prompts), unit="prompts")
     replies = []
     for prompt in prompts:
@@ -91,18 +106,21 @@ def certify_server(
         progress.advance()
     if not any(one.counters.steps for one in replies):
         raise ServiceError(
-            f"llama.cpp at {client.address} drafted nothing for {len(prompts)} prompts",
-            "start it with the drafter (`-md DRAFTER.gguf`), and with `--spec-draft-p-min 0`",
+            f"{served.engine} at {client.address} drafted nothing for {len(prompts)} prompts", client.how_to_draft
         )
-    n_max = _served_n_max(target, drafter, prompts, replies, max_new_tokens)
-    asked = replay_all(target, drafter, prompts, replies, max_new_tokens=max_new_tokens, n_max=n_max, progress=progress)
+    cut = client.cuts_last_block
+    n_max = _served_n_max(target, drafter, prompts, replies, max_new_tokens, cut=cut)
+    asked = replay_all(
+        target, drafter, prompts, replies, max_new_tokens=max_new_tokens, n_max=n_max, cut=cut, progress=progress
+    )
     tau = compare_counters(asked, tolerance=tolerance, seed=seed)
-    verdict, reason = judge_counters(tau)
+    shortened = sum(reply.shortened for reply in replies)
+    verdict, reason = judge_counters(tau) if not shortened else ("inconclusive", SHORTENED)
     return ServerCertificate(
-        engine=f"llama.cpp {properties.get('build_info', 'of an unknown build')}",
+        engine=served.engine,
         target=target.record.name,
         target_digest=target.record.digest,
-        served_target=Path(str(properties.get("model_path", "unknown"))).name,
+        served_target=served.target,
         drafter=drafter_file.name,
         drafter_sha256=drafter_sha256,
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -110,6 +128,7 @@ def certify_server(
         max_new_tokens=max_new_tokens,
         n_max=n_max,
         gamma=drafter.config.gamma,
+        shortened=shortened,
         verdict=verdict,
         reason=reason,
         tau=tau,
@@ -118,12 +137,12 @@ def certify_server(
     )
 
 
-def _refuse_other_traffic(client: LlamaCppClient, drafter: DSparkDrafter, reply: Completion) -> None:
+def _refuse_other_traffic(client: Client, drafter: DSparkDrafter, reply: Completion) -> None:
     """A reply's steps and accepted tokens are its tokens, but for those behind an ending one."""
     counted = reply.counters.steps + reply.counters.accepted
     if counted > reply.predicted + drafter.config.gamma:
         raise ServiceError(
-            f"llama.cpp at {client.address} counted {counted} tokens for a reply of {reply.predicted}: "
+            f"{client.name} at {client.address} counted {counted} tokens for a reply of {reply.predicted}: "
             "others use it at the same time",
             "certify on a server without other traffic",
         )
@@ -135,6 +154,8 @@ def _served_n_max(
     prompts: Sequence[Sequence[int]],
     replies: Sequence[Completion],
     max_new_tokens: int,
+    *,
+    cut: bool,
 ) -> int:
     """The number of drafts per block that explains what was verified for the longest reply."""
     longest = max(range(len(replies)), key=lambda number: len(replies[number].token_ids))
@@ -143,7 +164,7 @@ def _served_n_max(
     def gap(n_max: int) -> int:
         reply = replies[longest]
         found = replay(
-            target, drafter, prompts[longest], reply.token_ids, max_new_tokens, ended=reply.ended, n_max=n_max
+            target, drafter, prompts[longest], reply.token_ids, max_new_tokens, ended=reply.ended, n_max=n_max, cut=cut
         )
         return abs(found.counters.drafted - drafted)
 

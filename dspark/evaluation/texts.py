@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from dspark.corpus.prompts import PreparedPrompt
-from dspark.engines.llamacpp import Completion
+from dspark.engines.client import Completion
 from dspark.errors import DataError
 from dspark.evaluation.entry import ENGINE_TEXTS, LosslessSummary
 from dspark.evaluation.results import Difference, Result

@@ -16,9 +16,11 @@ import torch
 
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.agreement import AgreementReport, Count, EngineAgreement, Setting
-from dspark.engines.llamacpp import DRAFTS_SHOWN, Completion, LlamaCppServer, LlamaCppSettings, engine_version
-from dspark.engines.llamacpp_log import Counters
-from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request
+from dspark.engines.client import Completion
+from dspark.engines.counters import Counters, summed
+from dspark.engines.llamacpp import DRAFTS_SHOWN, LlamaCppServer, LlamaCppSettings, engine_version
+from dspark.engines.llamacpp_loop import expected_request
+from dspark.engines.replay import ExpectedRequest
 from dspark.errors import DataError, GateError, ServiceError
 from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
 from dspark.export.report import judge_controls
@@ -205,7 +207,7 @@ def compare_requests(
                 differing += 1
                 said = theirs and list(theirs.tokens[: theirs.offered])
                 first = first or f"prompt {number}, block at {position}: {said} instead of {mine and list(mine)}"
-        counted, wanted = _sum(counted, reply.counters), _sum(wanted, torch_side.counters)
+        counted, wanted = summed((counted, reply.counters)), summed((wanted, torch_side.counters))
     counts = {
         "steps": Count(engine=counted.steps, torch=wanted.steps),
         "drafted": Count(engine=counted.drafted, torch=wanted.drafted),
@@ -234,10 +236,3 @@ def _same_reply(expected: tuple[int, ...], reply: Completion, kinds: Sequence[in
     if reply.ended:
         return length < len(expected) and kinds[expected[length]] == _CONTROL_TOKEN
     return length == len(expected)
-
-
-def _sum(one: Counters, other: Counters) -> Counters:
-    places = range(max(len(one.per_position), len(other.per_position)))
-    both = [sum(each.per_position[place : place + 1]) for place in places for each in (one, other)]
-    summed = tuple(first + second for first, second in zip(both[::2], both[1::2], strict=True))
-    return Counters(one.steps + other.steps, one.drafted + other.drafted, one.accepted + other.accepted, summed)

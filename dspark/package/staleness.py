@@ -7,6 +7,7 @@ differs is named, and nobody has to guess which of them matters.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,56 @@ def measured_entry(certificate: Certificate, profile: str) -> CertificateEntry:
     return entry
 
 
+def served_entry(
+    certificate: Certificate, engine: str, facts: Mapping[str, Any], *, today: datetime.date
+) -> tuple[CertificateEntry, list[Difference]]:
+    """The measured entry that is most about a running server, and everything in which the two differ.
+
+    Args:
+        engine: that the server is.
+        facts: what the server tells of itself, fields of a fingerprint.
+        today: when it is asked.
+    Raises:
+        GateError: nothing was measured in this engine.
+    """
+    measured = [
+        entry
+        for entry in certificate.entries
+        if entry.status == "measured" and entry.fingerprint.get("engine") == engine
+    ]
+    if not measured:
+        have = ", ".join(f"{one.profile} ({one.status})" for one in certificate.entries)
+        raise GateError(f"the certificate has no measurement in {engine} (it has: {have})", AGAIN)
+    told = dict(_leaves({name: value for name, value in facts.items() if value is not None}))
+    found = []
+    for entry in measured:
+        certified = dict(_leaves(entry.fingerprint))
+        different = [
+            Difference(field, certified.get(field), here)
+            for field, here in sorted(told.items())
+            if not (_same_version if field == "engine_version" else _equal)(certified.get(field), here)
+        ]
+        found.append((entry, [*_expired(entry, today), *different]))
+    return min(found, key=lambda pair: len(pair[1]))
+
+
+def _equal(certified: Any, here: Any) -> bool:
+    return bool(certified == here)
+
+
+def _same_version(certified: Any, here: Any) -> bool:
+    """Equal, or one build of llama.cpp: `xllamacpp 2026.10.11549` holds what a server calls `b11549`."""
+    build = re.search(r"\bb(\d+)\b", str(here))
+    return _equal(certified, here) or (build is not None and str(certified).endswith(f".{build[1]}"))
+
+
+def _expired(entry: CertificateEntry, today: datetime.date) -> list[Difference]:
+    until = entry.holds_until
+    if until is not None and today.isoformat() > until.date:
+        return [Difference("holds until", until.date, today.isoformat())]
+    return []
+
+
 def differences(
     manifest: Manifest,
     entry: CertificateEntry,
@@ -67,9 +118,7 @@ def differences(
         fingerprint: of this machine and engine under the profile (`profiling.fingerprint`).
         today: when it is asked.
     """
-    found = []
-    if entry.holds_until is not None and today.isoformat() > entry.holds_until.date:
-        found.append(Difference("holds until", entry.holds_until.date, today.isoformat()))
+    found = _expired(entry, today)
     # What an entry knows beyond a fingerprint of today (its weights' quantisation) is no field of the machine.
     certified = dict(_leaves({key: value for key, value in entry.fingerprint.items() if key in fingerprint}))
     here = dict(_leaves(fingerprint))

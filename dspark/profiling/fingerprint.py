@@ -29,8 +29,13 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
     """The fingerprint of an engine under a serving profile on this machine.
 
     Equal machines and versions give equal fingerprints: no time, no host name, no path is in it. What does not exist
-    here is left out.
+    here is left out. A server that runs elsewhere is asked; what it does not tell is what the profile declares.
+
+    Raises:
+        ServiceError: the server of a profile with access `url` does not answer.
     """
+    if profile.access == "url":
+        return _attached(profile)
     engine = _ENGINES[profile.engine](profile)
     dtype = arithmetic(profile.dtype)
     arguments = {"dtype": dtype, "threads": threads(profile), **engine.arguments}
@@ -57,13 +62,34 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
     }
 
 
+def _attached(profile: ServingProfile) -> dict[str, Any]:
+    """What a server tells of itself, on the hardware that its profile declares."""
+    from dspark.engines.connect import connect
+
+    assert profile.url is not None  # access url has one
+    told = {name: value for name, value in connect(profile.url, profile.engine).facts().items() if value is not None}
+    declared = {
+        "hardware": profile.hardware.model_dump(mode="json"),
+        "parallel": {
+            "tp": profile.parallelism.tensor,
+            "dp": profile.parallelism.data,
+            "pp": profile.parallelism.pipeline,
+        },
+        "dtype": profile.dtype,
+        "max_num_seqs": profile.limits.requests,
+        "context": profile.limits.context,
+    }
+    found = {"engine": profile.engine, **declared, **told, "threads": profile.threads or 1}
+    return {**found, "launch_args_digest": digest_json(found)}
+
+
 def profile_mistakes(profile: ServingProfile, found: Mapping[str, Any]) -> list[str]:
-    """What of a profile with access `local` this machine does not have; nothing for other profiles.
+    """What of a profile this machine, or the server that it names, does not have; nothing with access `none`.
 
     Args:
-        found: its fingerprint here.
+        found: its fingerprint.
     """
-    if profile.access != "local":
+    if profile.access == "none":
         return []
     mistakes = []
     engine = str(found["engine_version"])
@@ -71,7 +97,7 @@ def profile_mistakes(profile: ServingProfile, found: Mapping[str, Any]) -> list[
     if profile.engine_versions is not None and engine != ABSENT and not _in_range(version, profile.engine_versions):
         mistakes.append(f"it is for {profile.engine} {profile.engine_versions}, here is {engine}")
     wanted = profile.hardware
-    if wanted.accelerator.lower() != "cpu":
+    if profile.access == "local" and wanted.accelerator.lower() != "cpu":
         have = [gpu["name"] for gpu in found["hardware"].get("gpus", ())]
         fitting = [name for name in have if wanted.accelerator.lower() in name.lower()]
         if len(fitting) < wanted.count:

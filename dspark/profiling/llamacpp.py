@@ -17,8 +17,9 @@ import numpy as np
 from dspark.config.models import ServingProfile
 from dspark.decoding.policies import Fixed, NoDrafts, Policy
 from dspark.drafters.config import DrafterConfig
+from dspark.engines.client import Drafting, Together
 from dspark.engines.llamacpp import TIMES_SHOWN, LlamaCppSettings
-from dspark.engines.llamacpp_load import Servers, Together
+from dspark.engines.llamacpp_load import Servers
 from dspark.errors import SettingsError
 from dspark.io.progress import Progress
 from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
@@ -93,7 +94,8 @@ def profile_llamacpp(
                 prompts = generator.integers(0, record.vocab_logical, (requests, length)).tolist()
                 done = servers.together(str(k), prompts, 1 + steps + k + 1, endless=True)
                 gaps[shape] += _gaps(done, profile.warmup, steps)
-                drafting[shape].append(done.drafting.seconds / max(done.drafting.calls, 1))
+                spent = done.drafting or Drafting()
+                drafting[shape].append(spent.seconds / max(spent.calls, 1))
                 progress.advance()
     rows = {shape: _row(shape, gaps[shape], drafting[shape]) for shape in shapes}
     drafted = tuple(row for (_, _, k), row in rows.items() if k)

@@ -71,6 +71,7 @@ def speed(metrics: EvaluationMetrics, certificate: Certificate) -> Iterator[str]
                 milliseconds(arm.cycle.latency_per_token_measured_seconds),
             ]
             for name, arm in throughput.arms.items()
+            if arm.cycle is not None  # the reference engine always tells
         ]
         header = ["arm", "requests", "tokens/s", "ratio to none", "draft", "verify", "per token predicted", "measured"]
         yield table(header, rows)

@@ -10,9 +10,10 @@ from dspark.config.build import FOLDERS
 from dspark.config.declared import declared_names, read_declared
 from dspark.config.models import CorpusSettings, DomainSpec
 from dspark.corpus.prompts import read_prompts
+from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import DataError, SettingsError
 from dspark.evaluation.server import ServerCertificate, certify_server
-from dspark.io.digest import digest_file
+from dspark.io.digest import digest_file, digest_tree
 from dspark.io.progress import Progress, install_stop_signals
 from dspark.targets.catalogue import read_target
 from dspark.targets.loading import Target
@@ -29,7 +30,7 @@ class CertifyRequest:
     """What was asked for.
 
     Attributes:
-        drafter: a GGUF file for llama.cpp.
+        drafter: a GGUF file for llama.cpp, or the folder of a checkpoint for the other engines.
         url: of the server that speculates with it.
         target: a target of the workspace: the weights that the server has.
         domains: to take prompts from; empty: all of the workspace.
@@ -53,23 +54,22 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
         DataError, IntegrityError: the drafter's file is none, or another target's.
         ServiceError: the server cannot be reached, or does not do what is needed.
     """
-    from dspark.engines.llamacpp import LlamaCppClient
-    from dspark.export.gguf import load_drafter_gguf
+    from dspark.engines.connect import connect
     from dspark.targets.loading import load_target
 
-    if not request.drafter.is_file():
-        what = "is a folder" if request.drafter.is_dir() else "file not found"
-        raise DataError(f"{request.drafter}: {what}", "name the drafter's GGUF file")
+    if not request.drafter.exists():
+        raise DataError(
+            f"{request.drafter}: not found", "name the drafter's GGUF file, or the folder of its checkpoint"
+        )
     spec = read_target(workspace.root / FOLDERS["target"], request.target, root=workspace.root)
-    client = LlamaCppClient(request.url)
-    client.properties()  # a server that is not there is said at once
+    client = connect(request.url)  # a server that is not there is said at once
     install_stop_signals()
     progress = ListenedProgress(listener, f"{STAGE}@{request.target}")
     started = time.monotonic()
     with run_lock(workspace, f"dspark certify {request.drafter.name}", listener.note):
         record = materialise(spec, root=workspace.root, progress=progress)
         target = load_target(record, workspace.root, dtype="float32")
-        drafter = load_drafter_gguf(request.drafter, record, target.embedding, target.head)
+        drafter = _drafter(request.drafter, target)
         prompts = _prompts(workspace, request, target, progress)
         certificate = certify_server(
             client,
@@ -77,12 +77,26 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
             drafter,
             prompts,
             drafter_file=request.drafter,
-            drafter_sha256=digest_file(request.drafter),
+            drafter_sha256=_digest(request.drafter),
             max_new_tokens=request.max_new_tokens,
             progress=progress,
         )
     progress.end(time.monotonic() - started)
     return certificate
+
+
+def _drafter(path: Path, target: Target) -> DSparkDrafter:
+    """A drafter from a GGUF file or a checkpoint folder; float32."""
+    from dspark.drafters.foreign import load_drafter
+    from dspark.export.gguf import load_drafter_gguf
+
+    load = load_drafter if path.is_dir() else load_drafter_gguf
+    return load(path, target.record, target.embedding, target.head)
+
+
+def _digest(path: Path) -> str:
+    """Of a file, or of everything in a folder."""
+    return digest_tree(path) if path.is_dir() else digest_file(path)
 
 
 def _prompts(workspace: Workspace, request: CertifyRequest, target: Target, progress: Progress) -> list[list[int]]:

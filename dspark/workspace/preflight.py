@@ -97,14 +97,19 @@ def unfit_profiles(resolved: ResolvedBuild) -> list[Problem]:
 
     problems = []
     for profile in resolved.profiles:
-        if profile.access != "local":
+        if profile.access == "none":
+            continue
+        try:
+            found = fingerprint(profile)
+        except DsparkError as error:  # a server that does not answer
+            problems.append(Problem(f"serving profile {profile.name}: {error.message}", error.hint))
             continue
         problems += [
             Problem(
                 f"serving profile {profile.name}: {mistake}",
                 "say `access: none` with a reason in the profile, or leave it out of the build's serving_profiles",
             )
-            for mistake in profile_mistakes(profile, fingerprint(profile))
+            for mistake in profile_mistakes(profile, found)
         ]
         if profile.engine == "llamacpp" and resolved.build.target.source.kind == "random":
             problems.append(

@@ -136,7 +136,7 @@ def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:
     from dspark.profiling.fingerprint import fingerprint
 
     for profile in pipeline.chosen.profiles:
-        found = fingerprint(profile) if profile.access == "local" else {"absent": profile.reason}
+        found = {"absent": profile.reason} if profile.access == "none" else fingerprint(profile)
         write_if_changed(workspace.fingerprint(profile.name), pretty_json(found))
     write_dag(workspace, pipeline)
     prepare_cache(workspace)

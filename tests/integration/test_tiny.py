@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # protocol_servers.py
+
+from protocol_servers import Engine, PlainSGLangDouble, SGLangDouble, SGLangProfilingDouble, VLLMDouble, serving
 
 from dspark.io.digest import digest_tree
 
@@ -50,9 +55,9 @@ def test_the_package_is_verified_from_outside_the_workspace(tiny: tuple[Sandbox,
     assert fresh.code == 0 and "certified for reference-smoke on this machine until 20" in fresh.out, fresh.err
     other = sandbox.root / "serving_profiles/reference-smoke.yaml"
     moved = tmp_path / "reference-smoke.yaml"
-    moved.write_text(other.read_text().replace("dtype: float32", "dtype: bfloat16"))
+    moved.write_text(other.read_text().replace("dtype: float32", "dtype: float16"))
     stale = sandbox.dspark("package", "verify", str(copy), "--against", str(moved), cwd=tmp_path)
-    assert stale.code == 6 and "dtype: certified float32, here bfloat16" in stale.err
+    assert stale.code == 6 and "dtype: certified float32, here float16" in stale.err
     weights = copy / "drafter/model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -120,3 +125,56 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
         assert all(start["done"] >= amount for start in starts[:1])
         assert starts or stage in ("features", "package")
     assert {name: digest_tree(sandbox.root / "builds/tiny/export" / name) for name in before} == before
+
+
+def served_engine(root: Path) -> Engine:
+    """The build's target and the drafter that it exported, as a server would load them."""
+    from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.targets.loading import load_target
+    from dspark.targets.record import read_record
+
+    record = read_record(root / "targets/tiny.json")
+    target = load_target(record, root)
+    drafter = read_checkpoint(root / "builds/tiny/export/drafter", target.embedding, target.head, record=record)
+    return Engine(target, drafter.float(), target.eos_token_ids)
+
+
+def test_a_build_is_measured_through_servers_that_run_elsewhere(tiny: tuple[Sandbox, Finished]) -> None:
+    """SGLang's protocol from profiling to the certificate; then the package and the drafter against such servers."""
+    sandbox, _ = tiny
+    engine = served_engine(sandbox.root)
+    milliseconds = lambda requests, tokens: 10.0 + 0.5 * requests + tokens  # noqa: E731
+    with (
+        serving(SGLangDouble(engine)) as url,
+        serving(PlainSGLangDouble(engine)) as plain_url,
+        serving(SGLangProfilingDouble(engine, milliseconds)) as profile_url,
+        serving(VLLMDouble(engine)) as vllm_url,
+    ):
+        (sandbox.root / "serving_profiles/far.yaml").write_text(
+            f"engine: sglang\naccess: url\nurl: {url}\nplain_url: {plain_url}\nprofile_url: {profile_url}\n"
+            "dtype: float32\nrequests: [1, 2]\ncontexts: [8, 20]\nrepeats: 6\ncertify_concurrency: [1, 2]\n"
+            "hardware: {accelerator: NVIDIA H100}\n"
+        )
+        build = sandbox.root / "pipeline/builds/tiny.yaml"
+        build.write_text(build.read_text().replace("[reference-smoke]", "[reference-smoke, far]"))
+        done = sandbox.dspark("run", "--target", "tiny", "--no-publish", "--json", timeout=300)
+        assert done.code == 0, done.err
+        ran = {stage["name"] for stage in done.json["stages"] if stage["status"] == "ran"}
+        assert {name.partition("@")[0] for name in ran} == {"profile", "certify", "package"}
+        certificate = json.loads((sandbox.root / PACKAGE / "certificate.json").read_text())
+        entry = next(one for one in certificate["entries"] if one["profile"] == "far")
+        assert (entry["status"], entry["offline_vs_engine"]["result"]) == ("measured", "agrees")
+        assert entry["offline_vs_engine"]["equal_counters"] == entry["workload"]["prompts"]
+        table = json.loads((sandbox.root / PACKAGE / "engines/sglang/sps.json").read_text())
+        assert table["sample_batch_tokens"] == [1, 2, 3, 5, 6, 10]
+        fresh = sandbox.dspark("package", "verify", PACKAGE, "--against", url)
+        assert fresh.code == 0 and f"certified for far on {url} until 20" in fresh.out, fresh.err
+        stale = sandbox.dspark("package", "verify", PACKAGE, "--against", vllm_url)
+        assert stale.code == 6 and "no measurement in vllm" in stale.err
+        for address in (url, vllm_url):
+            asked = ["--drafter", "builds/tiny/export/drafter", "--url", address, "--target", "tiny"]
+            certified = sandbox.dspark("certify", *asked, "--domain", "math", "--prompts", "2", "--new-tokens", "24", "--json")
+            assert certified.code == 0, certified.err
+            assert certified.json["verdict"] == "agrees"
+    gone = sandbox.dspark("run", "--target", "tiny", "--no-publish")
+    assert gone.code in (3, 8) and "did not answer /server_info" in gone.err, gone.err

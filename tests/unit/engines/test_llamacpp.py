@@ -245,6 +245,6 @@ def test_what_is_no_address_is_refused_at_once(address: str):
 @pytest.mark.parametrize("settings", [{}, None, {"n_ctx": "many"}])
 def test_a_server_that_does_not_say_how_long_a_request_may_be_is_refused(settings: Any, monkeypatch: Any):
     client = llamacpp.LlamaCppClient("http://127.0.0.1:1")
-    monkeypatch.setattr(client, "_json", lambda path, body=None: {"default_generation_settings": settings})
+    monkeypatch.setattr(client, "ask_object", lambda path, body=None: {"default_generation_settings": settings})
     with pytest.raises(ServiceError, match="how long a request may be"):
         client.complete([1], 4)

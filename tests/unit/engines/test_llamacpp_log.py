@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dspark.engines.llamacpp_log import (
-    Counters,
-    DraftedBlock,
-    Drafting,
-    parse_blocks,
-    parse_drafting,
-    parse_metrics,
-)
+from dspark.engines.client import DraftedBlock
+from dspark.engines.counters import Counters
+from dspark.engines.llamacpp_log import Drafting, parse_blocks, parse_drafting, parse_metrics
 from dspark.errors import ServiceError
 
 METRICS = """\

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.engines.llamacpp_log import Counters
-from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request, replay
+from dspark.engines.counters import Counters
+from dspark.engines.llamacpp_loop import expected_request
+from dspark.engines.replay import ExpectedRequest, replay
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 
 PROMPTS = [[3, 4, 5], [7, 7, 8, 9, 2, 13], [20]]

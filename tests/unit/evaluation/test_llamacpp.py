@@ -10,9 +10,10 @@ import torch
 
 from dspark.config.models import ServingProfile
 from dspark.corpus.prompts import PreparedPrompt
-from dspark.engines.llamacpp import Completion, Streamed
+from dspark.engines.client import Completion, Streamed
+from dspark.engines.counters import Counters
 from dspark.engines.llamacpp_load import Together
-from dspark.engines.llamacpp_log import Counters, Drafting
+from dspark.engines.llamacpp_log import Drafting
 from dspark.errors import DataError
 from dspark.evaluation import texts
 from dspark.evaluation.counters import measure_counters

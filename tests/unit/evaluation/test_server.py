@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dspark.engines.llamacpp import Completion, LlamaCppClient
-from dspark.engines.llamacpp_log import Counters
-from dspark.engines.llamacpp_loop import expected_request, replay
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))  # protocol_servers.py
+
+from protocol_servers import Engine, SGLangDouble, VLLMDouble, serving
+
+from dspark.engines.client import Completion
+from dspark.engines.connect import connect
+from dspark.engines.counters import Counters
+from dspark.engines.llamacpp import LlamaCppClient
+from dspark.engines.llamacpp_loop import expected_request
+from dspark.engines.replay import replay
 from dspark.errors import DataError, ServiceError
 from dspark.evaluation.server import certify_server
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
@@ -41,7 +49,7 @@ class Server(LlamaCppClient):
         return Completion(said, False, len(said), 0.5, done.counters)
 
 
-def certify(server: Server, pair: tuple[Any, Any], **changes: Any) -> Any:
+def certify(server: Any, pair: tuple[Any, Any], **changes: Any) -> Any:
     fields = {"drafter_file": Path("d.gguf"), "drafter_sha256": "0" * 64, "max_new_tokens": LIMIT}
     return certify_server(server, *pair, PROMPTS, **(fields | changes))
 
@@ -105,6 +113,39 @@ def test_a_server_without_drafts_and_one_with_other_traffic_are_refused(pair: tu
         certify(Busy(*pair), pair)
     with pytest.raises(DataError, match="no prompts"):
         certify_server(Server(*pair), *pair, [], drafter_file=Path("d"), drafter_sha256="")
+
+
+@pytest.mark.parametrize("double", [SGLangDouble, VLLMDouble, lambda engine: VLLMDouble(engine, own=False)])
+def test_sglang_and_vllm_are_certified_by_their_own_protocols(pair: tuple[Any, Any], double: Any) -> None:
+    with serving(double(Engine(*pair, eos_token_ids=frozenset([5, 17])))) as address:
+        found = certify(connect(address), pair)
+    assert (found.verdict, found.reason, found.tau.relative_difference.value) == ("agrees", None, 0.0)
+    assert found.tau.equal_counters == found.prompts == len(PROMPTS)
+    assert (found.n_max, found.gamma, found.shortened, found.served_target) == (4, 4, 0, "tiny")
+
+
+@pytest.mark.parametrize("double", [SGLangDouble, VLLMDouble])
+def test_another_drafter_in_the_server_is_found_out(pair: tuple[Any, Any], double: Any) -> None:
+    target, _ = pair
+    with serving(double(Engine(target, tiny_drafter(target, 4, seed=9)))) as address:
+        found = certify(connect(address), pair)
+    assert found.verdict == "disagrees" and found.tau.equal_counters < len(PROMPTS)
+
+
+@pytest.mark.parametrize("double", [lambda engine: SGLangDouble(engine, windows=True), VLLMDouble])
+def test_a_server_that_schedules_cannot_be_compared_with_whole_blocks(pair: tuple[Any, Any], double: Any) -> None:
+    with serving(double(Engine(*pair, verified=2))) as address:
+        found = certify(connect(address), pair)
+    assert (found.verdict, found.shortened) == ("inconclusive", len(PROMPTS))
+    assert "late positions are lower" in found.reason
+
+
+def test_another_block_size_is_said_before_anything_is_compared(pair: tuple[Any, Any]) -> None:
+    target, _ = pair
+    message = r"SGLang 0\.5\.23 .* drafts blocks of 3, d\.gguf has gamma 4"
+    double = SGLangDouble(Engine(target, tiny_drafter(target, 3, seed=1)))
+    with serving(double) as address, pytest.raises(DataError, match=message):
+        certify(connect(address), pair)
 
 
 def test_a_server_that_is_not_there_says_how_to_start_it(pair: tuple[Any, Any]) -> None:

@@ -16,9 +16,10 @@ from dspark.config.models import DrafterSettings, TargetSpec
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.agreement import AgreementReport, Setting
-from dspark.engines.llamacpp import Completion
-from dspark.engines.llamacpp_log import Counters, DraftedBlock
-from dspark.engines.llamacpp_loop import ExpectedRequest, expected_request
+from dspark.engines.client import Completion, DraftedBlock
+from dspark.engines.counters import Counters
+from dspark.engines.llamacpp_loop import expected_request
+from dspark.engines.replay import ExpectedRequest
 from dspark.errors import DataError, GateError
 from dspark.export import agreement
 from dspark.export.agreement import agree_with_llamacpp, compare_requests, judge_agreement

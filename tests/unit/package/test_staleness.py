@@ -8,13 +8,15 @@ import pytest
 from fake_build import CPU, ELSEWHERE, fingerprint, profiles
 
 from dspark.config.models import Sampling, ServingProfile
+from dspark.engines import connect
+from dspark.engines.client import Served
 from dspark.errors import GateError, IntegrityError, PreflightError, SettingsError
 from dspark.io.jsonfile import read_model
 from dspark.package.certificate import Certificate
-from dspark.package.staleness import differences, measured_entry
+from dspark.package.staleness import differences, measured_entry, served_entry
 from dspark.package.verify import read_manifest
 from dspark.workspace import against
-from dspark.workspace.against import require_fresh
+from dspark.workspace.against import require_fresh, require_fresh_server
 
 DAY = datetime.date(2026, 12, 1)
 
@@ -84,5 +86,64 @@ def test_what_is_stale_is_refused_on_this_machine(pristine, monkeypatch):
     with pytest.raises(GateError, match=r"is stale here:\n    threads: certified \d+, here 64"):
         require_fresh(pristine, here)
     far = ServingProfile(name=ELSEWHERE, engine="sglang", access="none", reason="far")
-    with pytest.raises(SettingsError, match="its machine is not this one"):
+    with pytest.raises(SettingsError, match="has access none: far"):
         require_fresh(pristine, far)
+
+
+# ---------------------------------------------------------------- a running server
+
+
+def measured_in(pristine, engine, **changes):
+    """The package's certificate as if its measured entry were of another engine."""
+    certificate = read_model(pristine / "certificate.json", Certificate, IntegrityError)
+    entry = measured_entry(certificate, CPU)
+    other = entry.model_copy(update={"fingerprint": entry.fingerprint | {"engine": engine} | changes})
+    return certificate.model_copy(update={"entries": (other, *certificate.entries[1:])})
+
+
+def test_a_server_is_what_was_certified_or_differs_by_name(pristine):
+    facts = {"engine_version": "SGLang 0.5.23", "parallel": {"tp": 1, "dp": 1}, "context": None}
+    certificate = measured_in(pristine, "sglang", engine_version="SGLang 0.5.23", parallel={"tp": 2, "dp": 1})
+    entry, found = served_entry(certificate, "sglang", facts, today=DAY)
+    assert entry.profile == CPU
+    assert [str(one) for one in found] == ["parallel.tp: certified 2, here 1"]
+    _, found = served_entry(certificate, "sglang", {}, today=datetime.date(2027, 5, 29))
+    assert [one.field for one in found] == ["holds until"]
+    with pytest.raises(GateError, match=r"no measurement in vllm \(it has: .*\(measured\)"):
+        served_entry(certificate, "vllm", facts, today=DAY)
+
+
+@pytest.mark.parametrize(
+    ("certified", "here", "same"),
+    [
+        ("xllamacpp 2026.10.11549", "llama.cpp b11549-0a1b2c3", True),
+        ("xllamacpp 2026.10.11549", "llama.cpp b11549", True),
+        ("xllamacpp 2026.10.11549", "llama.cpp b1549", False),
+        ("xllamacpp 2026.10.11549", "llama.cpp b11550", False),
+        ("SGLang 0.5.23", "SGLang 0.5.23", True),
+        ("SGLang 0.5.23", "SGLang 0.5.24", False),
+        ("vLLM 0.32.0", "vLLM 0.33.0", False),
+    ],
+)
+def test_builds_of_llamacpp_are_known_by_their_number(pristine, certified, here, same):
+    certificate = measured_in(pristine, "llamacpp", engine_version=certified)
+    _, found = served_entry(certificate, "llamacpp", {"engine_version": here}, today=DAY)
+    assert (found == []) is same
+
+
+def test_a_packages_server_is_asked_what_it_is(pristine, monkeypatch):
+    class Client:
+        name = "reference"
+
+        def served(self):
+            return Served("e", "t", self.gamma)
+
+        def facts(self):
+            return {"engine_version": fingerprint()["engine_version"]}
+
+    monkeypatch.setattr(connect, "connect", lambda address: Client())
+    Client.gamma = read_manifest(pristine).drafter.gamma
+    assert require_fresh_server(pristine, "http://a:1") == (CPU, "2027-05-28")
+    Client.gamma += 1
+    with pytest.raises(GateError, match=r"gamma: certified \d+, here \d+"):
+        require_fresh_server(pristine, "http://a:1")

@@ -36,14 +36,31 @@ def test_a_file_with_mistakes_is_listed_as_broken(tmp_path: Path) -> None:
     (tmp_path / "serving_profiles/bad.yaml").write_text("engine: sglang\naccess: local\n")
     (row,) = describe_profiles(Workspace(tmp_path))
     assert (row.name, row.access) == ("bad", "broken")
-    assert "this version measures reference and llamacpp" in row.description
+    assert "this version starts reference and llamacpp" in row.description
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"reason": None}, "access: none needs a reason"),
-        ({"access": "local"}, "measures reference and llamacpp; sglang needs"),
+        ({"access": "local"}, "starts reference and llamacpp; sglang needs access: none or url"),
+        ({"access": "url"}, r"needs url \(with the drafter\) and plain_url"),
+        ({"url": "http://a:1"}, "url is for access: url"),
+        (
+            {"engine": "tensorrt_llm", "access": "url", "url": "http://a:1"},
+            "servers of sglang and vllm, not of tensorrt_llm",
+        ),
+        (
+            {
+                "engine": "vllm",
+                "access": "url",
+                "url": "http://a:1",
+                "plain_url": "http://a:2",
+                "profile_url": "http://a:3",
+            },
+            "vllm takes no cost table",
+        ),
+        ({"access": "url", "url": "a:1", "plain_url": "http://a:2"}, "url"),
         ({"engine": "llamacpp", "access": "url"}, "dspark certify --url"),
         ({"engine": "llamacpp", "access": "local"}, "float16 or float32"),
         ({"engine": "llamacpp", "policies": ["scheduled"]}, r"fixed, fixed\(k\) or threshold"),

@@ -1,0 +1,167 @@
+"""Drafters that others wrote: DeepSpec's flat layout, SpecForge's nested one, speculators' (engine-formats.md, 1.6, 4).
+
+Engines disagree on what a missing field means and hardly any of them notices a missing tensor. Here what would be
+guessed is refused: only a drafter whose forward pass is known in full is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, zeros
+
+from dspark.drafters.checkpoint import CONFIG, EMBEDDING, HEAD, read_checkpoint
+from dspark.drafters.config import DrafterConfig, rope_parameters
+from dspark.drafters.dspark import DSparkDrafter
+from dspark.errors import DataError
+from dspark.io.jsonfile import read_json, validation_text
+
+if TYPE_CHECKING:
+    from dspark.targets.record import TargetRecord
+
+_NESTED = ("dflash_config", "dspark_config")  # SpecForge keeps everything in the first
+_CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+# Of the target, or derived: engines skip them as well. `t2d` says nothing in a drafter with the whole vocabulary.
+_IGNORED = (EMBEDDING, HEAD, "t2d")
+
+
+def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> DSparkDrafter:
+    """The drafter of a checkpoint folder, whoever wrote it, for a target; in float32.
+
+    One of our own is checked to the byte. One without a confidence head gets one that says nothing (logit 0).
+
+    Args:
+        embedding, head: of the target, [V, d].
+    Raises:
+        DataError: no checkpoint, or one of a kind that is not known here.
+        IntegrityError: one of our own that is damaged, or another target's.
+    """
+    value = read_json(folder / CONFIG, DataError)
+    if isinstance(value, dict) and isinstance(value.get("dspark"), dict):
+        drafter = read_checkpoint(folder, embedding, head, record=record)
+    else:
+        config = foreign_config(value, record, str(folder / CONFIG))
+        drafter = DSparkDrafter(config, embedding, head)
+        drafter.load_state_dict(_tensors(folder, drafter))
+    return drafter.float().eval().requires_grad_(False)
+
+
+def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfig:
+    """The architecture that a foreign `config.json` describes.
+
+    Args:
+        where: for messages.
+    Raises:
+        DataError: a field is missing, or says something that is not supported; names it.
+    """
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: not a JSON object")
+    fields = _flattened(value)
+    if problems := _unsupported(fields, flat="model_type" in value):
+        raise DataError(f"{where}: {'; '.join(problems)}", "only drafters of the published DSpark layout can be loaded")
+    try:
+        config = DrafterConfig(
+            gamma=fields["block_size"],
+            layers=fields["num_hidden_layers"],
+            taps=_taps(fields),
+            mask_token_id=fields["mask_token_id"],
+            hidden_size=fields["hidden_size"],
+            intermediate_size=fields["intermediate_size"],
+            num_attention_heads=fields["num_attention_heads"],
+            num_key_value_heads=fields["num_key_value_heads"],
+            head_dim=fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
+            rms_norm_eps=fields["rms_norm_eps"],
+            rope=rope_parameters(fields),
+            max_position=fields["max_position_embeddings"],
+            vocab_size=fields["vocab_size"],
+            markov_rank=fields["markov_rank"],
+            attention_bias=bool(fields.get("attention_bias", False)),
+            target_model_type=record.model_type,
+            num_target_layers=record.num_layers,
+        )
+    except KeyError as missing:
+        raise DataError(f"{where}: {missing} is missing", "engines would guess it: add it to the file") from None
+    except ValidationError as reason:
+        raise DataError(f"{where}: {validation_text(reason)}") from None
+    for what, found, expected in (
+        ("vocabulary", config.vocab_size, record.vocab_physical),
+        ("hidden size", config.hidden_size, record.hidden_size),
+    ):
+        if found != expected:
+            raise DataError(
+                f"{where}: its {what} is {found}, that of target {record.name} is {expected}",
+                "name the target that the drafter was trained for",
+            )
+    return config
+
+
+def _flattened(value: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields on one level; what stands at the top wins."""
+    fields: dict[str, Any] = {}
+    for name in ("transformer_layer_config", *_NESTED):
+        if isinstance(nested := value.get(name), dict):
+            fields |= nested
+    return fields | {key: inner for key, inner in value.items() if inner is not None}
+
+
+def _unsupported(fields: Mapping[str, Any], *, flat: bool) -> list[str]:
+    problems = []
+    # The one default on which readers disagree by layout.
+    if not fields.get("sample_from_anchor", flat):
+        problems.append(
+            "sample_from_anchor is false or left out: its first slot drafts nothing, which is not supported"
+        )
+    if (kind := fields.get("markov_head_type", "vanilla")) != "vanilla":
+        problems.append(f"markov_head_type is {kind!r}, only 'vanilla' is supported")
+    if fields.get("is_causal") or "sliding_attention" in (fields.get("layer_types") or ()):
+        problems.append("its blocks attend causally or through a window, which is not supported")
+    reduced = fields.get("draft_vocab_size", fields.get("vocab_size"))
+    if reduced != fields.get("vocab_size"):
+        problems.append(f"draft_vocab_size is {reduced}: a reduced draft vocabulary is not supported here")
+    if (activation := fields.get("hidden_act", "silu")) not in ("silu", "swish"):
+        problems.append(f"hidden_act is {activation!r}, only 'silu' is supported")
+    return problems
+
+
+def _taps(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers whose outputs are tapped: as such, or as indices of layer inputs, one higher."""
+    if "target_layer_ids" in fields:
+        return tuple(fields["target_layer_ids"])
+    return tuple(index - 1 for index in fields["aux_hidden_state_layer_ids"])
+
+
+def _tensors(folder: Path, drafter: DSparkDrafter) -> dict[str, Tensor]:
+    """All tensors of a folder by the drafter's own names.
+
+    Raises:
+        DataError: none, unreadable ones, or others than the drafter's.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder}: no .safetensors files", "name the folder of the drafter's checkpoint")
+    found: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            found |= {name.removeprefix("model."): value for name, value in load_file(path).items()}
+        except (SafetensorError, OSError) as reason:
+            raise DataError(f"{path}: not a safetensors file: {reason}", "fetch the drafter again") from None
+    kept = {name: value for name, value in found.items() if name not in _IGNORED and "rotary_emb" not in name}
+    expected = drafter.state_dict()
+    if not any(name in kept for name in _CONFIDENCE):
+        kept |= {name: zeros(expected[name].shape) for name in _CONFIDENCE}
+    problems = [f"{name} is missing" for name in expected if name not in kept]
+    problems += [f"{name} is unexpected" for name in kept if name not in expected]
+    problems += [
+        f"{name} is {list(value.shape)}, expected {list(expected[name].shape)}"
+        for name, value in kept.items()
+        if name in expected and value.shape != expected[name].shape
+    ]
+    problems += [f"{name} is not finite" for name, value in kept.items() if not bool(value.isfinite().all())]
+    if problems:
+        raise DataError(f"{folder}: {'; '.join(problems)}", "fetch the drafter again, or name the target it is for")
+    return kept

@@ -1,0 +1,43 @@
+"""Which engine answers at an address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dspark.engines.client import Client
+from dspark.engines.llamacpp import LlamaCppClient
+from dspark.engines.sglang_client import SGLangClient
+from dspark.engines.vllm_client import VLLMClient
+from dspark.errors import ServiceError
+
+CLIENTS: dict[str, Callable[[str], Client]] = {
+    "llamacpp": LlamaCppClient,
+    "sglang": SGLangClient,
+    "vllm": VLLMClient,
+}
+
+
+def connect(address: str, engine: str | None = None) -> Client:
+    """A client of the server at an address; the server has answered.
+
+    Args:
+        engine: which it is; None: whichever answers as one of them does.
+    Raises:
+        SettingsError: no such address.
+        ServiceError: nobody answers, or no engine that is known; says what each of them was asked and answered.
+    """
+    refused = []
+    for name in CLIENTS if engine is None else (engine,):
+        client = CLIENTS[name](address)
+        try:
+            client.served()
+        except ServiceError as reason:
+            refused.append(reason)
+        else:
+            return client
+    if len(refused) == 1:
+        raise refused[0]
+    told = "".join(f"\n    {reason.message}" for reason in refused)
+    raise ServiceError(
+        f"no llama.cpp, SGLang or vLLM with a DSpark drafter answers at {address}:{told}", refused[0].hint
+    )

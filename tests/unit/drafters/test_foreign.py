@@ -1,0 +1,164 @@
+"""Checkpoints that others wrote, in each of their layouts: loaded exactly, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dspark.drafters.checkpoint import write_union
+from dspark.drafters.foreign import foreign_config, load_drafter
+from dspark.errors import DataError, IntegrityError
+from dspark.evaluation.tiny import tiny_drafter, tiny_target
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    target = tiny_target(24, spread=0.4, seed=3)
+    return target, tiny_drafter(target, 4, seed=1)
+
+
+def flat(drafter: Any) -> dict[str, Any]:
+    """DeepSpec's layout."""
+    config = drafter.config
+    return {
+        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size, "num_hidden_layers": config.layers,
+        "num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim, "vocab_size": config.vocab_size, "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position, "rope_theta": config.rope["rope_theta"],
+        "block_size": config.gamma, "mask_token_id": config.mask_token_id, "target_layer_ids": list(config.taps),
+        "markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": True,
+    }  # fmt: skip
+
+
+def nested(drafter: Any) -> dict[str, Any]:
+    """SpecForge's: everything of the drafter one level down."""
+    value = flat(drafter)
+    own = ("block_size", "mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    return {
+        **{key: inner for key, inner in value.items() if key not in own},
+        "dflash_config": {k: value[k] for k in own},
+    }
+
+
+def speculators(drafter: Any) -> dict[str, Any]:
+    """speculators': the layers one level down, taps as inputs of layers, the slot layout always spelled out."""
+    value = flat(drafter)
+    own = ("block_size", "mask_token_id", "markov_rank", "markov_head_type")
+    return {
+        **{key: value[key] for key in own},
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in value["target_layer_ids"]],
+        "draft_vocab_size": value["vocab_size"],
+        "sample_from_anchor": True,
+        "speculators_model_type": "dspark",
+        "transformer_layer_config": {
+            key: inner for key, inner in value.items() if key not in (*own, "target_layer_ids", "architectures")
+        },
+    }
+
+
+LAYOUTS = {"flat": flat, "nested": nested, "speculators": speculators}
+
+
+def write(folder: Path, value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(value))
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def load(folder: Path, target: Any) -> Any:
+    return load_drafter(folder, target.record, target.embedding, target.head)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_drafter(pair: tuple[Any, Any], tmp_path: Path, layout: str) -> None:
+    target, drafter = pair
+    loaded = load(write(tmp_path / "d", LAYOUTS[layout](drafter), drafter.state_dict()), target)
+    assert loaded.config == drafter.config
+    assert all(torch.equal(value, drafter.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+
+def test_prefixes_and_the_targets_own_matrices_are_passed_over(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    target, drafter = pair
+    tensors = {f"model.{name}" if name.startswith("layers.") else name: t for name, t in drafter.state_dict().items()}
+    tensors |= {"embed_tokens.weight": torch.zeros(24, 32), "lm_head.weight": torch.zeros(24, 32)}
+    loaded = load(write(tmp_path / "d", flat(drafter), tensors), target)
+    assert torch.equal(loaded.head, target.head) and torch.equal(loaded.embedding, target.embedding)
+
+
+def test_a_drafter_without_a_confidence_head_gets_one_that_says_nothing(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    target, drafter = pair
+    tensors = {name: t for name, t in drafter.state_dict().items() if not name.startswith("confidence_head")}
+    loaded = load(write(tmp_path / "d", flat(drafter), tensors), target)
+    assert not loaded.confidence_logits(torch.randn(2, 32), torch.tensor([3, 4])).any()
+
+
+def test_one_of_our_own_is_checked_to_the_byte(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    target, drafter = pair
+    write_union(tmp_path / "d", drafter, target.record, dtype="float32", untrained=True)
+    assert load(tmp_path / "d", target).config == drafter.config
+    with (tmp_path / "d" / "model.safetensors").open("ab") as handle:
+        handle.write(b"x")
+    with pytest.raises(IntegrityError, match="not the weights"):
+        load(tmp_path / "d", target)
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "message"),
+    [
+        ("flat", {"sample_from_anchor": False}, "sample_from_anchor is false"),
+        ("speculators", {"sample_from_anchor": None}, "sample_from_anchor is false or left out"),
+        ("flat", {"markov_head_type": "rnn"}, "markov_head_type is 'rnn'"),
+        ("flat", {"is_causal": True}, "attend causally"),
+        ("flat", {"layer_types": ["sliding_attention"]}, "through a window"),
+        ("flat", {"draft_vocab_size": 12}, "draft_vocab_size is 12"),
+        ("flat", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("flat", {"block_size": None}, "'block_size' is missing"),
+        ("flat", {"mask_token_id": 24}, "mask_token_id 24 is outside"),
+        ("flat", {"target_layer_ids": [0, 2]}, "tap 2 is the last"),
+        ("flat", {"vocab_size": 30}, "its vocabulary is 30, that of target tiny is 24"),
+        ("flat", {"hidden_size": 64}, "its hidden size is 64, that of target tiny is 32"),
+    ],
+)
+def test_what_would_be_guessed_is_refused(
+    pair: tuple[Any, Any], layout: str, change: dict[str, Any], message: str
+) -> None:
+    target, drafter = pair
+    with pytest.raises(DataError, match=message):
+        foreign_config(LAYOUTS[layout](drafter) | change, target.record, "config.json")
+    with pytest.raises(DataError, match="not a JSON object"):
+        foreign_config([], target.record, "config.json")
+
+
+def test_tensors_that_do_not_fit_are_all_named(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    target, drafter = pair
+    tensors = dict(drafter.state_dict())
+    tensors["extra"] = torch.zeros(1)
+    tensors["fc.weight"] = torch.full_like(tensors["fc.weight"], float("nan"))
+    tensors["norm.weight"] = torch.zeros(5)
+    del tensors["hidden_norm.weight"]
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "d", flat(drafter), tensors), target)
+    for text in (
+        "hidden_norm.weight is missing",
+        "extra is unexpected",
+        "norm.weight is [5]",
+        "fc.weight is not finite",
+    ):
+        assert text in caught.value.message
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text(json.dumps(flat(drafter)))
+    with pytest.raises(DataError, match=r"no \.safetensors files"):
+        load(tmp_path / "empty", target)
+    (tmp_path / "empty" / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(DataError, match="not a safetensors file"):
+        load(tmp_path / "empty", target)
