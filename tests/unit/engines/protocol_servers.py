@@ -247,7 +247,7 @@ class VLLMDouble:
     def __init__(self, engine: Engine, *, own: bool = True, before: Sequence[Sequence[int]] = ()) -> None:
         self.engine, self.own = engine, own
         self.seen: list[int] = [count for one in before for count in one]
-        self.model = {"id": "tiny", "root": "/models/org/tiny", "max_model_len": 120}
+        self.model = {"id": "tiny", "root": "/models/org/tiny", "max_model_len": 500}
 
     def get(self, path: str) -> Any:
         return {

@@ -215,8 +215,8 @@ def test_replies_of_vllm_that_say_too_little_are_refused(
 
 
 def test_prompts_that_cannot_be_asked_are_refused(pair: tuple[Any, Any]) -> None:
-    with serving(VLLMDouble(Engine(*pair))) as address, pytest.raises(DataError, match="do not fit into 120 positions"):
-        VLLMClient(address).complete([1] * 100, 30)
+    with serving(VLLMDouble(Engine(*pair))) as address, pytest.raises(DataError, match="do not fit into 500 positions"):
+        VLLMClient(address).complete([1] * 480, 30)
     with pytest.raises(DataError, match="empty prompt"):
         SGLangClient("http://nowhere:1").complete([], 4)
 
