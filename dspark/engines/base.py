@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dspark.errors import DataError, SettingsError
+from dspark.errors import CalibrationError, DataError, SettingsError
 from dspark.io.jsonfile import pretty_json
 
 if TYPE_CHECKING:
     from dspark.drafters.config import DrafterConfig
-    from dspark.scheduling.config import SchedulerConfig
+    from dspark.scheduling.additive import AdditiveCost, ModelErrors
+    from dspark.scheduling.config import SchedulerConfig, Temperatures
     from dspark.targets.record import TargetRecord
 
 
@@ -23,9 +25,10 @@ class EngineInputs:
     Attributes:
         drafter: the drafter's architecture.
         target: the target it belongs to.
-        scheduler: temperatures and cost curves.
+        scheduler: temperatures and cost models.
         profile: the serving profile whose cost curve is written, a key of `scheduler.curves`.
         fingerprint: of the engine and machine that the curve was measured on.
+        model_errors: how well the curve and the additive cost of the profile explain its steps; None: not known.
         temperature: of the traffic's sampling, which chooses the calibration; None: the one recommended for the target.
         provenance: more that may travel inside the engine's files (digests, counts); JSON values.
     """
@@ -37,11 +40,22 @@ class EngineInputs:
     fingerprint: Mapping[str, Any]
     temperature: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    model_errors: ModelErrors | None = None
 
     @property
     def sampling_temperature(self) -> float:
         """Temperature of the traffic to serve."""
         return self.target.sampling.temperature if self.temperature is None else self.temperature
+
+    @property
+    def additive(self) -> AdditiveCost | None:
+        """The additive cost of the profile, if one could be fitted."""
+        return self.scheduler.additive.get(self.profile)
+
+    @property
+    def additive_is_closer(self) -> bool:
+        """Whether the additive cost of the profile predicted its steps better than the curve did."""
+        return self.additive is not None and self.model_errors is not None and self.model_errors.additive_is_closer
 
 
 class Engine(Protocol):
@@ -79,6 +93,24 @@ def require_support(engine: Engine, config: DrafterConfig) -> None:
     """
     if reason := engine.supports(config):
         raise SettingsError(f"{engine.name} cannot serve this drafter: {reason}", "leave this engine out of the build")
+
+
+def calibration_for(calibrations: Sequence[Temperatures], temperature: float) -> Temperatures:
+    """The calibration for traffic at a sampling temperature: greedy's for 0, else the nearest above 0.
+
+    Engines have one table for all traffic, so the nearest has to do; the files say which it is.
+
+    Raises:
+        CalibrationError: if there is none of the kind.
+    """
+    fitting = [item for item in calibrations if (item.temperature > 0) == (temperature > 0)]
+    if not fitting:
+        have = ", ".join(f"{item.temperature:g}" for item in calibrations) or "none"
+        raise CalibrationError(
+            f"no calibration for traffic at temperature {temperature:g} (there are: {have})",
+            "add the temperature to `calibration.temperatures` of the build",
+        )
+    return min(fitting, key=lambda item: (abs(item.temperature - temperature), item.temperature))
 
 
 def json_bytes(value: Any) -> bytes:
@@ -120,7 +152,7 @@ def launch_script(
             f"target {inputs.target.name}: public_id {public!r} is not a name that others can use",
             "set public_id in the target's YAML to the name of its repository",
         )
-    lines = ["#!/usr/bin/env bash", *(f"# {_comment(line)}" for line in about), "set -euo pipefail"]
+    lines = ["#!/usr/bin/env bash", *_comments(about), "set -euo pipefail"]
     if only_file or public is None or inputs.target.quantisation is not None:
         lines.append(f': "${{DSPARK_TARGET:?{only_file or (_UNNAMED if public is None else _CONVERTED)}}}"')
         known = []
@@ -161,9 +193,10 @@ def _revision(inputs: EngineInputs) -> list[str]:
     return []
 
 
-def _comment(line: str) -> str:
-    """A comment must stay one line whatever it quotes."""
-    return "".join(character if character.isprintable() else "?" for character in line)
+def _comments(about: Sequence[str]) -> list[str]:
+    """Comment lines; whatever a line quotes, nothing of it may end up outside the comment."""
+    clean = ["".join(character if character.isprintable() else "?" for character in line) for line in about]
+    return [f"# {part}" for line in clean for part in textwrap.wrap(line, 118, break_on_hyphens=False)]
 
 
 def _words(words: Sequence[str]) -> str:

@@ -1,21 +1,29 @@
 """SGLang: cost table, temperatures and launch script as release 0.5.23 reads them (engine-formats.md, 1.3 to 1.5).
 
 SGLang accepts nonsense silently: flat, rising, one-point or negative tables switch its scheduler off or mislead it. A
-`CostCurve` cannot be any of these, so what is written here is one (package.md, rule 9).
+`CostCurve` and an `AdditiveCost` cannot be any of these, so what is written here are those (package.md, rule 9).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dspark.engines.base import EngineInputs, environment_file, json_bytes, launch_script, require_support
-from dspark.errors import CalibrationError, DataError
+from dspark.engines.base import (
+    EngineInputs,
+    calibration_for,
+    environment_file,
+    json_bytes,
+    launch_script,
+    require_support,
+)
+from dspark.errors import DataError
 from dspark.io.jsonfile import canonical_json
 from dspark.scheduling.survival import check_temperatures
 
 if TYPE_CHECKING:
     from dspark.drafters.config import DrafterConfig
+    from dspark.scheduling.additive import AdditiveCost
     from dspark.scheduling.config import Temperatures
     from dspark.scheduling.cost import CostCurve
 
@@ -29,6 +37,8 @@ TARGETS = frozenset(
 )
 # `static`, the default, builds no confidence head and reads neither table.
 ENVIRONMENT = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
+_TABLE_FLAG = "--speculative-dspark-sps-table-path"
+CURVE_FILE, ADDITIVE_FILE = "sps.json", "sps-2d.json"
 
 
 class SGLangEngine:
@@ -43,7 +53,7 @@ class SGLangEngine:
         return None
 
     def files(self, inputs: EngineInputs) -> dict[str, bytes]:
-        """`sps.json`, `sts.json`, `env` and `launch.sh`.
+        """`sps.json`, `sps-2d.json` where requests and tokens were told apart, `sts.json`, `env` and `launch.sh`.
 
         Raises:
             SettingsError: the target's family is not served, or the profile has no cost curve.
@@ -53,8 +63,11 @@ class SGLangEngine:
         curve = inputs.scheduler.curve(inputs.profile)
         calibration = calibration_for(inputs.scheduler.calibrations, inputs.sampling_temperature)
         measured = {"profile": inputs.profile, "fingerprint": dict(inputs.fingerprint), **inputs.provenance}
+        tables = {CURVE_FILE: json_bytes(sps_table(curve, measured))}
+        if inputs.additive is not None:
+            tables[ADDITIVE_FILE] = json_bytes(additive_table(inputs.additive, measured))
         return {
-            "sps.json": json_bytes(sps_table(curve, measured)),
+            **tables,
             "sts.json": json_bytes(sts_table(calibration, inputs.drafter.gamma, inputs.provenance)),
             "env": environment_file(ENVIRONMENT),
             "launch.sh": _launch(inputs, calibration),
@@ -85,6 +98,18 @@ def sps_table(curve: CostCurve, provenance: Mapping[str, Any]) -> dict[str, Any]
     return table
 
 
+def additive_table(cost: AdditiveCost, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The two-dimensional table: SGLang takes T(R, R + budget) from it by the interpolation of an `AdditiveCost`."""
+    return {
+        "bias_seconds": cost.bias_seconds,
+        "bs_probes": list(cost.requests),
+        "alpha_seconds": list(cost.alpha_seconds),
+        "m_probes": list(cost.tokens),
+        "theta_seconds": list(cost.theta_seconds),
+        "dspark": {"axis": "requests, and requests + drafted tokens to verify", **provenance},
+    }
+
+
 def sts_table(calibration: Temperatures, gamma: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The confidence temperatures, one per draft position.
 
@@ -98,22 +123,16 @@ def sts_table(calibration: Temperatures, gamma: int, provenance: Mapping[str, An
     }
 
 
-def calibration_for(calibrations: Sequence[Temperatures], temperature: float) -> Temperatures:
-    """The calibration for traffic at a sampling temperature: greedy's for 0, else the nearest above 0.
-
-    SGLang has one table for all traffic, so the nearest has to do; the files say which it is.
-
-    Raises:
-        CalibrationError: if there is none of the kind.
-    """
-    fitting = [item for item in calibrations if (item.temperature > 0) == (temperature > 0)]
-    if not fitting:
-        have = ", ".join(f"{item.temperature:g}" for item in calibrations) or "none"
-        raise CalibrationError(
-            f"no calibration for traffic at temperature {temperature:g} (there are: {have})",
-            "add the temperature to `calibration.temperatures` of the build",
-        )
-    return min(fitting, key=lambda item: (abs(item.temperature - temperature), item.temperature))
+def _choice(inputs: EngineInputs) -> list[str]:
+    """Which of the two cost tables is used, why, and how to take the other."""
+    if inputs.additive is None:
+        return ["There is no table of requests and tokens (sps-2d.json): the profile did not tell their costs apart."]
+    used, other = (ADDITIVE_FILE, CURVE_FILE) if inputs.additive_is_closer else (CURVE_FILE, ADDITIVE_FILE)
+    reason = "how well either predicts a step is not known" if inputs.model_errors is None else str(inputs.model_errors)
+    return [
+        f"{ADDITIVE_FILE} holds the same as a table of requests and tokens. {used} is used: {reason}.",
+        f"To take the other one: bash launch.sh {_TABLE_FLAG} {other}",
+    ]
 
 
 def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
@@ -126,6 +145,7 @@ def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
             "dspark wrote this script by the released formats and has NOT run it: no SGLang was at hand.",
             f"sps.json holds the cost curve of serving profile {inputs.profile}, measured on {engine}. Unless that is",
             "this very machine and engine, measure it here first: python -m sglang.benchmark.dspark_sps_profiler",
+            *_choice(inputs),
             f"sts.json holds the calibration made at {calibration}.",
             "Compact verification needs an attention backend with graphs for ragged batches, such as fa3; others run",
             "eager steps. Further arguments go to SGLang: bash launch.sh --attention-backend fa3 --port 30000",
@@ -140,7 +160,7 @@ def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
             ("--speculative-draft-model-quantization", "unquant"),  # the default is the target's quantisation
             ("--speculative-dspark-block-size", str(gamma)),
             ("--speculative-num-draft-tokens", str(gamma + 1)),
-            ("--speculative-dspark-sps-table-path", "sps.json"),
+            (_TABLE_FLAG, ADDITIVE_FILE if inputs.additive_is_closer else CURVE_FILE),
             ("--speculative-dspark-confidence-sts-path", "sts.json"),
         ],
     )

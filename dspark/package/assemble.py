@@ -103,14 +103,19 @@ def _copy_drafter(sources: Sources, staged: Path) -> None:
 def _write_scheduler(sources: Sources, staged: Path) -> SchedulerConfig:
     calibration = read_report(sources.calibrate / "calibration.json")
     _copy(sources.calibrate / "calibration.json", staged / CALIBRATION)
-    curves = {}
+    curves, additive = {}, {}
     for profile, path in sources.costs.items():
         cost = read_model(path, CostReport, hint=AGAIN)
         _copy(path, staged / "scheduler" / "cost" / f"{profile}.json")
         if cost.curve is not None:
             curves[profile] = cost.curve
+        if cost.additive is not None:
+            additive[profile] = cost.additive
     scheduler = SchedulerConfig(
-        gamma=sources.build.drafter.gamma, calibrations=calibration.temperatures, curves=dict(sorted(curves.items()))
+        gamma=sources.build.drafter.gamma,
+        calibrations=calibration.temperatures,
+        curves=dict(sorted(curves.items())),
+        additive=dict(sorted(additive.items())),
     )
     write_scheduler(staged / SCHEDULER, scheduler)
     return scheduler
@@ -155,12 +160,14 @@ def _engine_inputs(sources: Sources, scheduler: SchedulerConfig, engine: str, st
     chosen = next((profile.name for profile in measured if profile.engine == engine), None)
     chosen = chosen or next((profile.name for profile in measured), "")
     config, own = read_description(read_json(staged / DRAFTER_CONFIG), DRAFTER_CONFIG)
+    cost = read_model(sources.costs[chosen], CostReport) if chosen else None
     return EngineInputs(
         drafter=config,
         target=sources.record,
         scheduler=scheduler,
         profile=chosen,
-        fingerprint=read_model(sources.costs[chosen], CostReport).fingerprint if chosen else {},
+        fingerprint=cost.fingerprint if cost else {},
+        model_errors=cost.model_errors if cost else None,
         temperature=sources.record.sampling.temperature,
         provenance={"drafter_weights_sha256": own["weights_sha256"], "target_digest": sources.record.digest},
     )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from dspark.calibration.results import CalibrationReport
 from dspark.drafters.description import read_description
 from dspark.engines.onnx_io import OnnxIO
+from dspark.engines.sglang import additive_table
 from dspark.engines.tensorrt_build import Recipe
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.jsonfile import canonical_json
@@ -103,13 +104,17 @@ def _check_scheduler(manifest: Manifest, contents: Mapping[str, Content]) -> Non
         raise ValueError(f"{SCHEDULER} is for gamma {scheduler.gamma}, the drafter has {manifest.drafter.gamma}")
     if scheduler.calibrations != calibration.temperatures:
         raise ValueError(f"{SCHEDULER} and {CALIBRATION} hold different temperatures")
-    curves = {}
+    curves, additive = {}, {}
     for path, content in contents.items():
         if isinstance(content, CostReport):
             if path != f"scheduler/cost/{content.profile}.json" or content.gamma != scheduler.gamma:
                 raise ValueError(f"{path} is of profile {content.profile} and gamma {content.gamma}")
             if content.curve is not None:
                 curves[content.profile] = content.curve
+            if content.additive is not None:
+                additive[content.profile] = content.additive
+    if additive != dict(scheduler.additive):
+        raise ValueError(f"{SCHEDULER} has other additive costs than scheduler/cost/ holds")
     if curves != dict(scheduler.curves):
         raise ValueError(f"{SCHEDULER} has other cost curves than scheduler/cost/ holds")
 
@@ -134,7 +139,7 @@ def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
 
 def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -> None:
     """SGLang's tables are those of the scheduler: it would accept any others and be misled (package.md, rule 9)."""
-    sts, sps = (_foreign(contents, f"engines/sglang/{name}.json") for name in ("sts", "sps"))
+    sts, sps, two = (_foreign(contents, f"engines/sglang/{name}.json") for name in ("sts", "sps", "sps-2d"))
     if sts is not None and tuple(sts.get("temperatures", ())) not in {
         one.temperatures for one in scheduler.calibrations
     }:
@@ -149,6 +154,14 @@ def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -
             raise ValueError(f"engines/sglang/sps.json has a cost curve that {SCHEDULER} does not have")
         if '"bias_seconds"' in canonical_json(sps):
             raise ValueError("engines/sglang/sps.json would be taken for a two-dimensional table")
+    models = [_measured(additive_table(cost, {})) for cost in scheduler.additive.values()]
+    if two is not None and _measured(two) not in models:
+        raise ValueError(f"engines/sglang/sps-2d.json has an additive cost that {SCHEDULER} does not have")
+
+
+def _measured(table: dict[str, Any]) -> dict[str, Any]:
+    """What an engine reads of a table; the one key of our own says where it comes from."""
+    return {key: value for key, value in table.items() if key != "dspark"}
 
 
 def _check_onnx(manifest: Manifest, onnx: OnnxIO) -> None:

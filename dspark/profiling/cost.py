@@ -1,4 +1,4 @@
-"""What a profile found: step times of one engine on one machine, and the cost curve made from them.
+"""What a profile found: step times of one engine on one machine, and the cost models made from them.
 
 Models only: schedulers, packages and reports read them where no torch is.
 """
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dspark.config.models import DType, Name
 from dspark.errors import CostCurveError, DataError
 from dspark.measured import bootstrap
+from dspark.scheduling.additive import AdditiveCost, Cell, ModelErrors, fit_additive
 from dspark.scheduling.cost import CostCurve, isotonic
 
 
@@ -78,6 +79,8 @@ class CostReport(_Model):
     drafting: tuple[DraftRow, ...]  # every backend that was measured
     curve: CostCurve | None = None
     curve_changes: tuple[CurveChange, ...] = ()
+    additive: AdditiveCost | None = None
+    model_errors: ModelErrors | None = None  # which of the two explains the rows better
     absent: dict[str, str] = Field(default_factory=dict)
 
 
@@ -95,12 +98,53 @@ def median(seconds: Sequence[float]) -> tuple[float, tuple[float, float]]:
 
 
 def curve_fields(rows: Sequence[CostRow], max_batch_tokens: int) -> dict[str, Any]:
-    """The fields of a report that `fit_curve` fills: a curve with its changes, or the reason why there is none."""
+    """The fields of a report that are fitted to its rows; for each model that there is none of, the reason."""
+    fields: dict[str, Any] = {}
+    absent = {}
     try:
-        curve, changes = fit_curve(rows, max_batch_tokens)
+        fields["curve"], fields["curve_changes"] = fit_curve(rows, max_batch_tokens)
     except CostCurveError as reason:
-        return {"absent": {"curve": reason.message}}
-    return {"curve": curve, "curve_changes": changes}
+        absent["curve"] = reason.message
+    try:
+        fields["additive"] = fit_additive(_cells(rows))
+        fields["model_errors"] = compare_models(rows, max_batch_tokens)
+    except CostCurveError as reason:
+        absent["additive"] = reason.message
+    if "additive" in fields and fields["model_errors"] is None:
+        absent["model_errors"] = "no shape of a step can be left out and still be predicted by both models"
+    return {**fields, "absent": absent}
+
+
+def compare_models(rows: Sequence[CostRow], max_batch_tokens: int) -> ModelErrors | None:
+    """How well the curve and the additive cost predict steps that they have not seen.
+
+    Fitted to all rows the additive cost, which has more numbers to choose, would always look better. So each shape is
+    left out once, if its requests and its tokens both appear in other shapes: no model is then asked to guess between
+    probes.
+
+    Returns:
+        None: no shape can be left out.
+    """
+    cells = _cells(rows)
+    errors: list[tuple[float, float]] = []
+    for cell in cells:
+        rest = [other for other in cells if other is not cell]
+        if cell.requests not in {other.requests for other in rest} or cell.tokens not in {x.tokens for x in rest}:
+            continue
+        try:
+            curve, _ = fit_curve(
+                [row for row in rows if (row.requests, row.verify_tokens) != (cell.requests, cell.tokens)],
+                max_batch_tokens,
+            )
+            additive = fit_additive(rest)
+        except CostCurveError:
+            continue  # what is left is too little for one of them
+        predicted = float(curve.step_seconds(cell.tokens)), float(additive.seconds(cell.requests, cell.tokens))
+        errors.append((abs(predicted[0] / cell.seconds - 1), abs(predicted[1] / cell.seconds - 1)))
+    if not errors:
+        return None
+    of_curve, of_additive = (float(value) for value in np.median(errors, axis=0))
+    return ModelErrors(cells=len(errors), curve_relative_error=of_curve, additive_relative_error=of_additive)
 
 
 def fit_curve(rows: Sequence[CostRow], max_batch_tokens: int) -> tuple[CostCurve, tuple[CurveChange, ...]]:
@@ -126,3 +170,11 @@ def fit_curve(rows: Sequence[CostRow], max_batch_tokens: int) -> tuple[CostCurve
     )
     changes = tuple(CurveChange(**vars(change)) for change in repaired.changes)
     return curve, changes
+
+
+def _cells(rows: Sequence[CostRow]) -> list[Cell]:
+    """One cell per shape: the median over contexts, as in the curve."""
+    by_shape: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for row in rows:
+        by_shape[row.requests, row.verify_tokens].append(row.step_seconds)
+    return [Cell(*shape, float(np.median(seconds))) for shape, seconds in sorted(by_shape.items())]

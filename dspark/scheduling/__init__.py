@@ -5,6 +5,7 @@ NumPy and pydantic only, so that it runs inside any engine:
     from dspark.scheduling import PrefixScheduler
 """
 
+from dspark.scheduling.additive import AdditiveCost, Cell, ModelErrors, fit_additive
 from dspark.scheduling.config import CalibrationKey, SchedulerConfig, Temperatures, read_scheduler, write_scheduler
 from dspark.scheduling.cost import CostCurve, IsotonicRepair, isotonic
 from dspark.scheduling.delayed import DelayedPrefixScheduler
@@ -12,15 +13,19 @@ from dspark.scheduling.prefix import Plan, PrefixScheduler
 from dspark.scheduling.survival import confidences, prefix_survival
 
 __all__ = [
+    "AdditiveCost",
     "CalibrationKey",
+    "Cell",
     "CostCurve",
     "DelayedPrefixScheduler",
     "IsotonicRepair",
+    "ModelErrors",
     "Plan",
     "PrefixScheduler",
     "SchedulerConfig",
     "Temperatures",
     "confidences",
+    "fit_additive",
     "isotonic",
     "prefix_survival",
     "read_scheduler",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from dspark.errors import CostCurveError, DataError, SettingsError
 from dspark.io.jsonfile import read_model, write_model
+from dspark.scheduling.additive import AdditiveCost
 from dspark.scheduling.cost import CostCurve
 from dspark.scheduling.delayed import DelayedPrefixScheduler
 from dspark.scheduling.prefix import PrefixScheduler
@@ -56,6 +57,7 @@ class SchedulerConfig(BaseModel):
     gamma: int = Field(ge=1)
     calibrations: tuple[Temperatures, ...] = Field(min_length=1)
     curves: dict[str, CostCurve]  # by serving profile
+    additive: dict[str, AdditiveCost] = Field(default_factory=dict)  # likewise; files of before have none
     policy: Policy = "scheduled"
     min_budget: int = Field(default=0, ge=0)  # draft tokens per step, all requests together
     max_budget: int | None = Field(default=None, ge=0)

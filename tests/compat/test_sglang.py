@@ -23,7 +23,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.description import describe
 from dspark.engines import EngineInputs
 from dspark.engines.sglang import VERSION, SGLangEngine
-from dspark.scheduling import CostCurve, SchedulerConfig, Temperatures
+from dspark.scheduling import AdditiveCost, CostCurve, SchedulerConfig, Temperatures
 from dspark.targets.record import TargetRecord
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -144,6 +144,13 @@ TARGET = TargetRecord(
 CURVE = CostCurve(
     sample_batch_tokens=(2, 4, 6, 8), sample_steps_per_second=(100.0, 95.0, 80.0, 60.0), max_batch_tokens=8
 )
+ADDITIVE = AdditiveCost(
+    bias_seconds=0.01,
+    requests=(1, 4, 8),
+    alpha_seconds=(0.0, 0.003, 0.004),
+    tokens=(2, 8, 9, 64),
+    theta_seconds=(0.0, 0.006, 0.006, 0.05),
+)
 
 
 @pytest.fixture
@@ -152,7 +159,9 @@ def files(tmp_path: Path) -> Path:
     calibration = Temperatures(
         temperature=1.0, top_k=0, top_p=1.0, rule="standard", label="sampled", temperatures=(1.5, 0.8, 2.0)
     )
-    scheduler = SchedulerConfig(gamma=3, calibrations=(calibration,), curves={"here": CURVE})
+    scheduler = SchedulerConfig(
+        gamma=3, calibrations=(calibration,), curves={"here": CURVE}, additive={"here": ADDITIVE}
+    )
     inputs = EngineInputs(CONFIG, TARGET, scheduler, "here", {"engine": "sglang"}, temperature=1.0)
     for name, data in SGLangEngine().files(inputs).items():
         (tmp_path / name).write_bytes(data)
@@ -165,6 +174,19 @@ def test_the_cost_table_is_read_and_looked_up_as_the_scheduler_does(parsers: Sim
     assert not parsers.dspark_sps.is_uninitialized_sps_table(table)
     for tokens in range(1, 12):
         assert table.lookup(tokens) == pytest.approx(float(CURVE.steps_per_second([tokens])[0]))
+
+
+def test_the_table_of_requests_and_tokens_is_read_and_interpolated_as_the_scheduler_does(
+    parsers: SimpleNamespace, files: Path
+):
+    """At probes, between and beyond them, on both axes; SGLang asks for requests and budget."""
+    table = parsers.dspark_sps.load_sps_table_from_path(str(files / "sps-2d.json"))
+    assert isinstance(table, parsers.dspark_sps.SpsAdditiveCostTable)
+    assert not parsers.dspark_sps.is_uninitialized_sps_table(table)
+    for requests in range(1, 12):
+        for budget in range(0, 70, 3):
+            found = table.step_time(num_reqs=requests, budget=budget)
+            assert found == pytest.approx(float(ADDITIVE.seconds(requests, requests + budget)), rel=1e-12)
 
 
 def test_the_temperatures_are_read(parsers: SimpleNamespace, files: Path):

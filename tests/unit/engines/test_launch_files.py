@@ -17,10 +17,10 @@ import pytest
 
 from dspark.drafters.config import DrafterConfig
 from dspark.engines import ENGINES, EngineInputs, engine_files, unsupported_reason
-from dspark.engines.base import environment_file
-from dspark.engines.sglang import calibration_for, sps_table
+from dspark.engines.base import calibration_for, environment_file
+from dspark.engines.sglang import sps_table
 from dspark.errors import CalibrationError, CostCurveError, DataError, SettingsError
-from dspark.scheduling import CostCurve, SchedulerConfig, Temperatures
+from dspark.scheduling import AdditiveCost, CostCurve, ModelErrors, SchedulerConfig, Temperatures
 from dspark.targets.record import TargetRecord
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "cost"
@@ -37,6 +37,11 @@ NASTY = [
     "!!",
     "é#",
 ]
+
+PROGRAMS = {"sglang": "python3", "vllm": "vllm"}
+ADDITIVE = AdditiveCost(
+    bias_seconds=0.01, requests=(1, 4), alpha_seconds=(0.0, 0.003), tokens=(2, 8), theta_seconds=(0.0, 0.006)
+)
 
 
 def drafter(**changes: Any) -> DrafterConfig:
@@ -111,17 +116,33 @@ def inputs(**changes: Any) -> EngineInputs:
     return EngineInputs(**(fields | changes))
 
 
-def launched(tmp_path: Path, files: dict[str, bytes], engine: str, program: str, **environment: str) -> dict[str, Any]:
+def launched(tmp_path: Path, files: dict[str, bytes], engine: str, **environment: str) -> dict[str, Any]:
+    """The call that the launch script makes."""
+    ran = run_script(tmp_path, files, engine, **environment)
+    assert ran.returncode == 0, ran.stderr
+    call: dict[str, Any] = json.loads(ran.stdout)
+    assert Path(call["folder"]) == (tmp_path / "package with spaces" / "engines" / engine).resolve()
+    return call
+
+
+def said(script: bytes) -> str:
+    """The script with its comments in one line."""
+    return script.decode().replace("\n# ", " ")
+
+
+def run_script(
+    tmp_path: Path, files: dict[str, bytes], engine: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the launch script from its folder in a package, with a stand-in for the engine that reports its call."""
     package = tmp_path / "package with spaces"
     folder = package / "engines" / engine
-    folder.mkdir(parents=True)
-    (package / "drafter").mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
+    (package / "drafter").mkdir(exist_ok=True)
     for path, data in files.items():
         (package / path).write_bytes(data)
     tools = tmp_path / "bin"
-    tools.mkdir()
-    stand_in = tools / program
+    tools.mkdir(exist_ok=True)
+    stand_in = tools / PROGRAMS[engine]
     stand_in.write_text(
         "#!/usr/bin/env python\n"
         "import json, os, sys\n"
@@ -129,7 +150,8 @@ def launched(tmp_path: Path, files: dict[str, bytes], engine: str, program: str,
         " 'mode': os.environ.get('SGLANG_RAGGED_VERIFY_MODE')}))\n"
     )
     stand_in.chmod(0o755)
-    (tools / "python").symlink_to(sys.executable)
+    if not (tools / "python").exists():
+        (tools / "python").symlink_to(sys.executable)
     search = f"{tools}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
         ["bash", "launch.sh", "--port", "1 2"],
@@ -139,11 +161,8 @@ def launched(tmp_path: Path, files: dict[str, bytes], engine: str, program: str,
         text=True,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    call: dict[str, Any] = json.loads(ran.stdout)
-    assert Path(call["folder"]) == folder.resolve()
     assert not list(tmp_path.rglob("pwned"))
-    return call
+    return ran
 
 
 def test_sglang_tables_are_what_its_strict_readers_take():
@@ -231,7 +250,7 @@ def test_the_targets_recommended_sampling_chooses_the_calibration_unless_told():
 
 
 def test_sglang_is_started_with_every_pin(tmp_path: Path):
-    call = launched(tmp_path, engine_files("sglang", inputs()), "sglang", "python3")
+    call = launched(tmp_path, engine_files("sglang", inputs()), "sglang")
     words = call["arguments"]
     assert words[:2] == ["-m", "sglang.launch_server"]
     flags = dict(zip(words[2::2], words[3::2], strict=True))
@@ -253,7 +272,7 @@ def test_sglang_is_started_with_every_pin(tmp_path: Path):
 
 def test_vllm_is_started_with_its_configuration(tmp_path: Path):
     files = engine_files("vllm", inputs())
-    call = launched(tmp_path, files, "vllm", "vllm")
+    call = launched(tmp_path, files, "vllm")
     words = call["arguments"]
     assert words[:6] == ["serve", "org/tiny", "--revision", "0123abc", "--dtype", "bfloat16"]
     assert words[6] == "--speculative-config"
@@ -268,28 +287,27 @@ def test_vllm_is_started_with_its_configuration(tmp_path: Path):
     assert set(config) == known | {"enable_adaptive_verification"}
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", sorted(PROGRAMS))
 @pytest.mark.parametrize("name", NASTY)
 def test_no_name_escapes_its_quotes(tmp_path: Path, engine: str, name: str):
     files = engine_files(
         engine, inputs(target=target(public_id=name), fingerprint={"engine": f"x\n{name}\ntouch pwned"})
     )
-    call = launched(tmp_path, files, engine, "python3" if engine == "sglang" else "vllm")
+    call = launched(tmp_path, files, engine)
     assert name in call["arguments"]
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", sorted(PROGRAMS))
 def test_another_target_can_be_given_and_a_folder_is_found_from_where_the_user_stands(tmp_path: Path, engine: str):
-    program = "python3" if engine == "sglang" else "vllm"
     files = engine_files(engine, inputs())
     elsewhere = tmp_path / "my model's folder"
     elsewhere.mkdir()
-    call = launched(tmp_path, files, engine, program, DSPARK_TARGET=f"../../../{elsewhere.name}")
+    call = launched(tmp_path, files, engine, DSPARK_TARGET=f"../../../{elsewhere.name}")
     assert str(elsewhere.resolve()) in call["arguments"]
     assert "org/tiny" not in call["arguments"] and "--revision" not in call["arguments"]
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", sorted(PROGRAMS))
 def test_a_target_without_public_name_must_be_given(tmp_path: Path, engine: str):
     script = engine_files(engine, inputs(target=target(public_id=None)))[f"engines/{engine}/launch.sh"]
     (tmp_path / "launch.sh").write_bytes(script)
@@ -298,7 +316,7 @@ def test_a_target_without_public_name_must_be_given(tmp_path: Path, engine: str)
     assert "set DSPARK_TARGET" in ran.stderr
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", sorted(PROGRAMS))
 def test_a_converted_target_is_never_taken_for_the_public_one(tmp_path: Path, engine: str):
     """Its weights are not those of the public name: served on them, the drafter would be another one's."""
     files = engine_files(engine, inputs(target=target(quantisation="Q4_1")))
@@ -306,8 +324,7 @@ def test_a_converted_target_is_never_taken_for_the_public_one(tmp_path: Path, en
     ran = subprocess.run(["bash", "launch.sh"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
     assert "converted from quantised weights" in ran.stderr and "set DSPARK_TARGET" in ran.stderr
-    program = "python3" if engine == "sglang" else "vllm"
-    call = launched(tmp_path, files, engine, program, DSPARK_TARGET="org/tiny")
+    call = launched(tmp_path, files, engine, DSPARK_TARGET="org/tiny")
     assert "org/tiny" in call["arguments"]
 
 
@@ -324,7 +341,7 @@ def test_a_revision_is_only_pinned_where_it_is_the_hubs():
     assert b"--revision" not in engine_files("vllm", inputs(target=mirror))["engines/vllm/launch.sh"]
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", sorted(PROGRAMS))
 def test_launch_scripts_parse_say_that_they_were_not_run_and_hold_no_absolute_path(tmp_path: Path, engine: str):
     script = engine_files(engine, inputs())[f"engines/{engine}/launch.sh"].decode()
     (tmp_path / "launch.sh").write_text(script)
@@ -341,7 +358,7 @@ def test_env_files_hold_nothing_that_their_readers_disagree_on():
 
 
 def test_a_family_without_hidden_states_is_refused_before_anything_is_written():
-    for engine in ("sglang", "vllm"):
+    for engine in PROGRAMS:
         strange = drafter(target_model_type="phi3")
         assert "phi3" in (unsupported_reason(engine, strange) or "")
         with pytest.raises(SettingsError, match=f"{engine} cannot serve this drafter"):
@@ -349,7 +366,7 @@ def test_a_family_without_hidden_states_is_refused_before_anything_is_written():
         assert unsupported_reason(engine, drafter()) is None
 
 
-def test_vllm_refuses_the_heads_that_only_sglang_serves():
+def test_the_heads_that_only_sglang_serves_are_refused_by_the_others():
     gated = drafter().model_copy(update={"markov_type": "gated"})
     assert "vanilla" in (unsupported_reason("vllm", gated) or "")
     assert unsupported_reason("sglang", gated) is None
@@ -373,3 +390,49 @@ def test_importing_the_adapters_loads_nothing_heavy():
     code = f"import sys, dspark.engines; print([name for name in {heavy} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def with_additive(errors: ModelErrors | None = None, cost: AdditiveCost = ADDITIVE) -> EngineInputs:
+    scheduler = inputs().scheduler.model_copy(update={"additive": {"reference-cpu": cost}})
+    return inputs(scheduler=scheduler, model_errors=errors)
+
+
+def test_sglangs_two_dimensional_table_has_the_keys_of_its_reader():
+    """The example of engine-formats.md, 1.3, in the key names of 1.4."""
+    files = engine_files("sglang", with_additive())
+    table = json.loads(files["engines/sglang/sps-2d.json"])
+    assert table.pop("dspark")["fingerprint"] == {"engine": "reference", "hardware": "2 cores"}
+    assert table == {
+        "bias_seconds": 0.01,
+        "bs_probes": [1, 4],
+        "alpha_seconds": [0.0, 0.003],
+        "m_probes": [2, 8],
+        "theta_seconds": [0.0, 0.006],
+    }
+    assert all(type(value) is int for value in table["bs_probes"] + table["m_probes"])
+    assert b'"bias_seconds"' not in files["engines/sglang/sps.json"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "used", "other"),
+    [
+        (None, "sps.json", "sps-2d.json"),
+        (ModelErrors(cells=9, curve_relative_error=0.04, additive_relative_error=0.012), "sps-2d.json", "sps.json"),
+        (ModelErrors(cells=9, curve_relative_error=0.01, additive_relative_error=0.012), "sps.json", "sps-2d.json"),
+    ],
+)
+def test_sglang_is_started_with_the_table_that_predicted_better_and_the_other_one_can_be_taken(
+    tmp_path: Path, errors: ModelErrors | None, used: str, other: str
+):
+    files = engine_files("sglang", with_additive(errors))
+    words = launched(tmp_path, files, "sglang")["arguments"]
+    assert words[words.index("--speculative-dspark-sps-table-path") + 1] == used
+    script = said(files["engines/sglang/launch.sh"])
+    assert f"{used} is used" in script
+    assert f"bash launch.sh --speculative-dspark-sps-table-path {other}" in script
+    assert "not known" in script if errors is None else "1.2%" in script
+
+
+def test_without_an_additive_cost_the_script_says_so():
+    script = said(engine_files("sglang", inputs())["engines/sglang/launch.sh"])
+    assert "There is no table of requests and tokens" in script

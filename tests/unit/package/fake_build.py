@@ -36,6 +36,7 @@ from dspark.measured import Measured
 from dspark.package.lineage import Lineage
 from dspark.package.sources import Sources
 from dspark.profiling.cost import CostReport, CostRow
+from dspark.scheduling.additive import AdditiveCost, ModelErrors
 from dspark.scheduling.config import CalibrationKey
 from dspark.scheduling.cost import CostCurve
 from dspark.targets.record import TargetRecord
@@ -233,6 +234,13 @@ def curve() -> CostCurve:
     return CostCurve(sample_batch_tokens=(1, 4, 8), sample_steps_per_second=(100.0, 95.0, 60.0), max_batch_tokens=8)
 
 
+def additive() -> AdditiveCost:
+    theta = (0.0, 0.0, 0.006)
+    return AdditiveCost(
+        bias_seconds=0.01, requests=(1, 2), alpha_seconds=(0.0, 0.001), tokens=(1, 4, 8), theta_seconds=theta
+    )
+
+
 def cost() -> CostReport:
     row = CostRow(
         requests=1,
@@ -260,6 +268,8 @@ def cost() -> CostReport:
         plain=(row.model_copy(update={"verify_tokens": 1}),),
         drafting=(),
         curve=curve(),
+        additive=additive(),
+        model_errors=ModelErrors(cells=4, curve_relative_error=0.04, additive_relative_error=0.03),
     )
 
 

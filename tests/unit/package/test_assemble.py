@@ -192,6 +192,29 @@ def test_a_profile_that_could_not_be_curved_keeps_its_raw_times(sources, tmp_pat
     assert json.loads((out / "scheduler" / "scheduler.json").read_text())["curves"] == {}
 
 
+def test_the_table_that_predicted_better_is_the_one_that_sglang_is_started_with(sources, tmp_path):
+    """The made-up report says 3 % for requests and tokens, 4 % for tokens alone; then the other way round."""
+    path = sources.costs[fake_build.CPU]
+    for error, table in ((0.03, "sps-2d.json"), (0.05, "sps.json")):
+        value = json.loads(path.read_text())
+        value["model_errors"]["additive_relative_error"] = error
+        path.write_text(json.dumps(value))
+        assemble(sources, tmp_path / table, card=card)
+        script = (tmp_path / table / "engines" / "sglang" / "launch.sh").read_text()
+        assert f"\n  --speculative-dspark-sps-table-path {table} " in script
+
+
+def test_a_report_from_before_additive_costs_makes_a_package_without_them(sources, tmp_path):
+    path = sources.costs[fake_build.CPU]
+    value = json.loads(path.read_text())
+    del value["additive"], value["model_errors"]
+    path.write_text(json.dumps(value))
+    out = tmp_path / "package"
+    assemble(sources, out, card=card)
+    assert json.loads((out / "scheduler" / "scheduler.json").read_text())["additive"] == {}
+    assert not (out / "engines" / "sglang" / "sps-2d.json").exists()
+
+
 def test_a_card_that_does_not_name_its_package_is_refused(sources, tmp_path):
     with pytest.raises(DsparkError, match=r"README\.md"):
         assemble(sources, tmp_path / "package", card=lambda folder, description: "# nothing\n")

@@ -64,7 +64,10 @@ JSON_FILES = (
     "evidence/evaluate/pareto.json",
     "evidence/certify/cpu-reference.json",
 )
-FOREIGN_JSON = ("drafter/config.json", "engines/sglang/sps.json", "engines/sglang/sts.json")
+FOREIGN_JSON = (
+    "drafter/config.json",
+    *(f"engines/sglang/{name}.json" for name in ("sps", "sps-2d", "sts")),
+)
 
 
 @pytest.mark.parametrize("name", JSON_FILES + FOREIGN_JSON)
@@ -145,6 +148,12 @@ CONTRADICTIONS = {
     "SGLang's temperature of zero": put("engines/sglang/sts.json", "temperatures", 0, to=0),
     "SGLang's flat table": put("engines/sglang/sps.json", "sample_steps_per_sec", to=[5.0, 5.0, 5.0]),
     "SGLang's two-dimensional table": put("engines/sglang/sps.json", "bias_seconds", to=1),
+    "SGLang's requests": put("engines/sglang/sps-2d.json", "alpha_seconds", to=[0.0, 0.0]),
+    "SGLang's additive cost of nobody": put("engines/sglang/sps-2d.json", "bias_seconds", to=1),
+    "SGLang's table of two kinds": put("engines/sglang/sps-2d.json", "sample_batch_tokens", to=[1, 4, 8]),
+    "additive cost": put("scheduler/scheduler.json", "additive", "cpu-reference", "bias_seconds", to=0.02),
+    "no additive cost": put("scheduler/scheduler.json", "additive", to={}),
+    "flat additive cost": put("scheduler/scheduler.json", "additive", "cpu-reference", "theta_seconds", to=[0, 0, 0]),
     "vLLM's block size": put("engines/vllm/speculative_config.json", "num_speculative_tokens", to=3 + 1),
     "ONNX for another gamma": put("engines/onnxruntime/io.json", "gamma", to=4),
     "ONNX for other taps": put("engines/onnxruntime/io.json", "taps", to=[0, 1]),

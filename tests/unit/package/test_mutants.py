@@ -122,6 +122,18 @@ MUTANTS = {
         "if False:",
         edit("engines/vllm/speculative_config.json", lambda value: value.update(num_speculative_tokens=9)),
     ),
+    "SGLang's additive cost not compared": (
+        "consistency",
+        "if two is not None and _measured(two) not in models:",
+        "if False:",
+        edit("engines/sglang/sps-2d.json", lambda value: value.update(bias_seconds=1.0)),
+    ),
+    "additive costs not compared": (
+        "consistency",
+        "if additive != dict(scheduler.additive):",
+        "if False:",
+        edit("scheduler/scheduler.json", lambda value: value["additive"].update(x=value["additive"]["cpu-reference"])),
+    ),
     "SGLang's curve not compared": (
         "consistency",
         "if [sps.get(key) for key in keys] not in curves:",

@@ -9,7 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from dspark.errors import CostCurveError, DataError, SettingsError
-from dspark.scheduling import CostCurve, DelayedPrefixScheduler, PrefixScheduler, SchedulerConfig, Temperatures
+from dspark.scheduling import (
+    AdditiveCost,
+    CostCurve,
+    DelayedPrefixScheduler,
+    PrefixScheduler,
+    SchedulerConfig,
+    Temperatures,
+)
 from dspark.scheduling.config import read_scheduler, write_scheduler
 
 CURVE = CostCurve(sample_batch_tokens=[1, 8], sample_steps_per_second=[30, 20], max_batch_tokens=64)
@@ -116,3 +123,20 @@ def test_importing_scheduling_loads_no_torch():
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_additive_costs_are_kept_beside_the_curves_and_a_file_from_before_has_none(tmp_path):
+    cost = AdditiveCost(
+        bias_seconds=0.01, requests=(1, 4), alpha_seconds=(0, 0.003), tokens=(2, 8), theta_seconds=(0, 0.006)
+    )
+    path = tmp_path / "scheduler.json"
+    write_scheduler(path, config(additive={"cpu": cost}))
+    assert read_scheduler(path).additive == {"cpu": cost}
+    value = json.loads(path.read_text())
+    value["additive"]["cpu"]["theta_seconds"] = [0.006, 0.006]
+    path.write_text(json.dumps(value))
+    with pytest.raises(CostCurveError, match=r"scheduler\.json: additive cost: flat"):
+        read_scheduler(path)
+    del value["additive"]
+    path.write_text(json.dumps(value))
+    assert read_scheduler(path) == config()
