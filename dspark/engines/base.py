@@ -128,6 +128,7 @@ def launch_script(
     command: Sequence[str],
     arguments: Sequence[Sequence[str]],
     raw_arguments: Sequence[str] = (),
+    preparation: Sequence[str] = (),
 ) -> bytes:
     """A bash script that serves the target with its drafter from the folder that the script lies in.
 
@@ -143,6 +144,7 @@ def launch_script(
         command: the words of the engine's command.
         arguments: its arguments, one line each, quoted here.
         raw_arguments: arguments that are already bash, such as `"$(cat file)"`; never made from data.
+        preparation: lines of bash that choose among the folder's files, run in that folder; never made from data.
     Raises:
         DataError: if the target's public name is a path of this machine.
     """
@@ -168,6 +170,7 @@ def launch_script(
     ]
     if environment is not None:
         lines += ["set -a", f". ./{shlex.quote(environment)}", "set +a"]
+    lines += preparation
     body = [f'exec {_words(command)} "${{target[@]}}"', *map(_words, arguments), *raw_arguments, '"$@"']
     lines.append(" \\\n  ".join(body))
     return ("\n".join(lines) + "\n").encode("utf-8")

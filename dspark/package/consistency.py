@@ -15,6 +15,7 @@ from dspark.drafters.description import read_description
 from dspark.engines.onnx_io import OnnxIO
 from dspark.engines.sglang import additive_table
 from dspark.engines.tensorrt_build import Recipe
+from dspark.engines.vllm import ADAPTIVE_FILE, FIXED_FILE
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.jsonfile import canonical_json
 from dspark.package.certificate import Certificate
@@ -120,11 +121,9 @@ def _check_scheduler(manifest: Manifest, contents: Mapping[str, Content]) -> Non
 
 
 def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
-    gamma = manifest.drafter.gamma
-    _check_sglang(_typed(contents, SCHEDULER, SchedulerConfig), contents)
-    vllm = _foreign(contents, "engines/vllm/speculative_config.json")
-    if vllm is not None and vllm.get("num_speculative_tokens") != gamma:
-        raise ValueError(f"engines/vllm/speculative_config.json is for other blocks than gamma = {gamma}")
+    scheduler = _typed(contents, SCHEDULER, SchedulerConfig)
+    _check_sglang(scheduler, contents)
+    _check_vllm(manifest.drafter.gamma, contents)
     if GGUF in contents:
         _check_gguf(manifest, _typed(contents, DRAFTER_CONFIG, dict), _typed(contents, GGUF, GGUFHeader))
     if "engines/onnxruntime/io.json" in contents:
@@ -157,6 +156,17 @@ def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -
     models = [_measured(additive_table(cost, {})) for cost in scheduler.additive.values()]
     if two is not None and _measured(two) not in models:
         raise ValueError(f"engines/sglang/sps-2d.json has an additive cost that {SCHEDULER} does not have")
+
+
+def _check_vllm(gamma: int, contents: Mapping[str, Content]) -> None:
+    """Both configurations are for this drafter, and differ in nothing but how much of a block is verified."""
+    fixed, adaptive = (_foreign(contents, f"engines/vllm/{name}") for name in (FIXED_FILE, ADAPTIVE_FILE))
+    if fixed is not None and fixed.get("num_speculative_tokens") != gamma:
+        raise ValueError(f"engines/vllm/{FIXED_FILE} is for other blocks than gamma = {gamma}")
+    if fixed is not None and fixed.get("enable_adaptive_verification") is not False:
+        raise ValueError(f"engines/vllm/{FIXED_FILE} does not verify whole blocks")
+    if adaptive is not None and adaptive != {**(fixed or {}), "enable_adaptive_verification": True}:
+        raise ValueError(f"engines/vllm/{ADAPTIVE_FILE} differs from {FIXED_FILE} in more than adaptive verification")
 
 
 def _measured(table: dict[str, Any]) -> dict[str, Any]:

@@ -285,6 +285,7 @@ def test_vllm_is_started_with_its_configuration(tmp_path: Path):
     # Keys that vLLM 0.32.0 knows; any other makes it refuse to start.
     known = {"method", "model", "num_speculative_tokens", "draft_sample_method", "rejection_sample_method"}
     assert set(config) == known | {"enable_adaptive_verification"}
+    assert config["enable_adaptive_verification"] is False
 
 
 @pytest.mark.parametrize("engine", sorted(PROGRAMS))
@@ -436,3 +437,50 @@ def test_sglang_is_started_with_the_table_that_predicted_better_and_the_other_on
 def test_without_an_additive_cost_the_script_says_so():
     script = said(engine_files("sglang", inputs())["engines/sglang/launch.sh"])
     assert "There is no table of requests and tokens" in script
+
+
+def test_vllm_verifies_adaptively_when_asked_to(tmp_path: Path):
+    files = engine_files("vllm", inputs())
+    call = launched(tmp_path, files, "vllm", DSPARK_ADAPTIVE="1")
+    chosen = json.loads(call["arguments"][7])
+    assert chosen == json.loads(files["engines/vllm/speculative_config.adaptive.json"])
+    assert chosen.pop("enable_adaptive_verification") is True
+    fixed = json.loads(launched(tmp_path, files, "vllm", DSPARK_ADAPTIVE="0")["arguments"][7])
+    assert fixed.pop("enable_adaptive_verification") is False
+    assert chosen == fixed
+    ran = run_script(tmp_path, files, "vllm", DSPARK_ADAPTIVE="yes")
+    assert ran.returncode == 2 and "0 (whole blocks) or 1" in ran.stderr
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "nemotron_h"])
+def test_vllm_has_no_adaptive_configuration_where_it_refuses_one(tmp_path: Path, family: str):
+    """engine-formats.md, 2.3: state-space and linear attention."""
+    files = engine_files("vllm", inputs(drafter=drafter(target_model_type=family)))
+    assert "engines/vllm/speculative_config.adaptive.json" not in files
+    assert launched(tmp_path, files, "vllm")["arguments"][0] == "serve"
+    ran = run_script(tmp_path, files, "vllm", DSPARK_ADAPTIVE="1")
+    assert ran.returncode == 2 and "does not verify adaptively" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "says"),
+    [
+        ((1.0, 1.0, 1.0), "nothing is lost"),
+        ((2.0, 2.0, 2.0), "divide weight and bias of confidence_head.proj by 2."),
+        ((1.0, 1.25, 1.5), "divides the logits by 1 to 1.5"),
+    ],
+)
+def test_vllms_script_says_what_becomes_of_the_temperatures(temperatures: tuple[float, ...], says: str):
+    calibrations = (Temperatures(temperature=0.0, label="greedy_match", temperatures=temperatures),)
+    scheduler = inputs().scheduler.model_copy(update={"calibrations": calibrations})
+    script = said(engine_files("vllm", inputs(scheduler=scheduler))["engines/vllm/launch.sh"])
+    assert says in script and "temperature 0, top_k 0, top_p 1, rule standard, label greedy_match" in script
+    other = said(engine_files("vllm", inputs(scheduler=scheduler, temperature=0.7))["engines/vllm/launch.sh"])
+    assert "is not known, no calibration for traffic at temperature 0.7" in other
+
+
+def test_folding_a_common_temperature_into_the_weights_is_the_same_as_dividing_the_logits():
+    """What the script advises: sigmoid((w h + b) / T) = sigmoid((w / T) h + b / T)."""
+    generator = np.random.default_rng(0)
+    weight, bias, hidden, scale = generator.normal(size=5), 0.3, generator.normal(size=(20, 5)), 2.0
+    np.testing.assert_allclose((hidden @ weight + bias) / scale, hidden @ (weight / scale) + bias / scale)

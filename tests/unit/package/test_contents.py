@@ -67,6 +67,7 @@ JSON_FILES = (
 FOREIGN_JSON = (
     "drafter/config.json",
     *(f"engines/sglang/{name}.json" for name in ("sps", "sps-2d", "sts")),
+    *(f"engines/vllm/speculative_config{name}.json" for name in ("", ".adaptive")),
 )
 
 
@@ -155,6 +156,13 @@ CONTRADICTIONS = {
     "no additive cost": put("scheduler/scheduler.json", "additive", to={}),
     "flat additive cost": put("scheduler/scheduler.json", "additive", "cpu-reference", "theta_seconds", to=[0, 0, 0]),
     "vLLM's block size": put("engines/vllm/speculative_config.json", "num_speculative_tokens", to=3 + 1),
+    "vLLM's whole blocks that are not": put(
+        "engines/vllm/speculative_config.json", "enable_adaptive_verification", to=True
+    ),
+    "vLLM's adaptive blocks": put("engines/vllm/speculative_config.adaptive.json", "num_speculative_tokens", to=4),
+    "vLLM's adaptive verification that is none": put(
+        "engines/vllm/speculative_config.adaptive.json", "enable_adaptive_verification", to=False
+    ),
     "ONNX for another gamma": put("engines/onnxruntime/io.json", "gamma", to=4),
     "ONNX for other taps": put("engines/onnxruntime/io.json", "taps", to=[0, 1]),
     "ONNX with other weights": put("engines/onnxruntime/io.json", "weights", "sha256", to="0" * 64),

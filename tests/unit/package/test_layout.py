@@ -22,6 +22,7 @@ from dspark.package.layout import collision, folded, path_mistake, place_of
         ("engines/sglang/sps.json", "deploy"),
         ("engines/sglang/env", "deploy"),
         ("engines/vllm/launch.sh", "deploy"),
+        ("engines/vllm/speculative_config.adaptive.json", "deploy"),
         ("engines/sglang/sps-2d.json", "deploy"),
         ("certificate.json", "evidence"),
         ("README.md", "evidence"),

@@ -118,9 +118,15 @@ MUTANTS = {
     ),
     "gamma of vLLM not compared": (
         "consistency",
-        'if vllm is not None and vllm.get("num_speculative_tokens") != gamma:',
+        'if fixed is not None and fixed.get("num_speculative_tokens") != gamma:',
         "if False:",
-        edit("engines/vllm/speculative_config.json", lambda value: value.update(num_speculative_tokens=9)),
+        lambda folder, tmp, reseal: both_configs(folder, reseal, lambda value: value.update(num_speculative_tokens=9)),
+    ),
+    "adaptive verification not compared": (
+        "consistency",
+        'if adaptive is not None and adaptive != {**(fixed or {}), "enable_adaptive_verification": True}:',
+        "if False:",
+        edit("engines/vllm/speculative_config.adaptive.json", lambda value: value.update(num_speculative_tokens=9)),
     ),
     "SGLang's additive cost not compared": (
         "consistency",
@@ -183,6 +189,12 @@ MUTANTS = {
         lambda folder, tmp, reseal: both_entries(folder, reseal, lambda entry: entry["against_none"].pop()),
     ),
 }
+
+
+def both_configs(folder, reseal, change):
+    for name in ("speculative_config.json", "speculative_config.adaptive.json"):
+        edit(f"engines/vllm/{name}", change)(folder, None, lambda _: None)
+    reseal(folder)
 
 
 def rewrite_manifest(folder, change):
