@@ -8,13 +8,20 @@ from dspark.engines.base import Engine, EngineInputs
 from dspark.engines.llamacpp_files import LlamaCppEngine
 from dspark.engines.reference import ReferenceEngine
 from dspark.engines.sglang import SGLangEngine
+from dspark.engines.tensorrt_llm import TensorRTLLMEngine
 from dspark.engines.vllm import VLLMEngine
 from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
     from dspark.drafters.config import DrafterConfig
 
-_ADAPTERS: tuple[Engine, ...] = (ReferenceEngine(), LlamaCppEngine(), SGLangEngine(), VLLMEngine())
+_ADAPTERS: tuple[Engine, ...] = (
+    ReferenceEngine(),
+    LlamaCppEngine(),
+    SGLangEngine(),
+    TensorRTLLMEngine(),
+    VLLMEngine(),
+)
 ENGINES: dict[str, Engine] = {adapter.name: adapter for adapter in _ADAPTERS}
 
 __all__ = ["ENGINES", "Engine", "EngineInputs", "engine_files", "unsupported_reason"]

@@ -11,6 +11,20 @@ from ruamel.yaml.error import YAMLError
 from dspark.errors import SettingsError
 
 
+def parse_yaml(text: str) -> Any:
+    """Parse YAML text into plain Python values.
+
+    Raises:
+        ValueError: not YAML, or a key twice; names line and reason.
+    """
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as reason:
+        mark = getattr(reason, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ValueError(f"{where}not valid YAML: {getattr(reason, 'problem', None) or reason}") from None
+
+
 def read_yaml(path: Path) -> Any:
     """Read a YAML file into plain Python values.
 

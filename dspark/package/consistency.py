@@ -15,6 +15,7 @@ from dspark.drafters.description import read_description
 from dspark.engines.onnx_io import OnnxIO
 from dspark.engines.sglang import additive_table
 from dspark.engines.tensorrt_build import Recipe
+from dspark.engines.tensorrt_llm import CALIBRATION_FILE, COSTS_FILE, DRAFTER, calibration_table, cost_table
 from dspark.engines.vllm import ADAPTIVE_FILE, FIXED_FILE
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.jsonfile import canonical_json
@@ -124,6 +125,7 @@ def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
     scheduler = _typed(contents, SCHEDULER, SchedulerConfig)
     _check_sglang(scheduler, contents)
     _check_vllm(manifest.drafter.gamma, contents)
+    _check_tensorrt_llm(manifest, scheduler, contents)
     if GGUF in contents:
         _check_gguf(manifest, _typed(contents, DRAFTER_CONFIG, dict), _typed(contents, GGUF, GGUFHeader))
     if "engines/onnxruntime/io.json" in contents:
@@ -167,6 +169,36 @@ def _check_vllm(gamma: int, contents: Mapping[str, Content]) -> None:
         raise ValueError(f"engines/vllm/{FIXED_FILE} does not verify whole blocks")
     if adaptive is not None and adaptive != {**(fixed or {}), "enable_adaptive_verification": True}:
         raise ValueError(f"engines/vllm/{ADAPTIVE_FILE} differs from {FIXED_FILE} in more than adaptive verification")
+
+
+def _check_tensorrt_llm(manifest: Manifest, scheduler: SchedulerConfig, contents: Mapping[str, Content]) -> None:
+    """Every configuration is for this drafter, and what schedules is what the scheduler holds."""
+    drafter, folder = manifest.drafter, "engines/tensorrt_llm"
+    for path in contents:
+        if path.startswith(f"{folder}/") and path.endswith(".yaml"):
+            found = _typed(contents, path, dict).get("speculative_config")
+            if not isinstance(found, dict):
+                raise ValueError(f"{path} has no speculative_config")
+            expected = {
+                "decoding_type": "DSpark",
+                "speculative_model": DRAFTER,
+                "max_draft_len": drafter.gamma,
+                "block_size": drafter.gamma,
+                "mask_token_id": drafter.mask_token_id,
+                "target_layer_ids": list(drafter.taps),
+                "markov_rank": drafter.markov.rank,
+                "markov_head_type": drafter.markov.type,
+            }
+            _compare(path, {key: (found.get(key), wanted) for key, wanted in expected.items()})
+    costs, calibration = (_foreign(contents, f"{folder}/{name}") for name in (COSTS_FILE, CALIBRATION_FILE))
+    tables = [cost_table(curve) for curve in scheduler.curves.values()]
+    tables += [cost_table(additive) for additive in scheduler.additive.values()]
+    if costs is not None and _measured(costs) not in tables:
+        raise ValueError(f"{folder}/{COSTS_FILE} has costs that {SCHEDULER} does not have")
+    if calibration is not None and _measured(calibration) not in [
+        calibration_table(one, drafter.gamma) for one in scheduler.calibrations
+    ]:
+        raise ValueError(f"{folder}/{CALIBRATION_FILE} has temperatures that {SCHEDULER} does not have")
 
 
 def _measured(table: dict[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel
 
 from dspark.io.jsonfile import strict_loads
+from dspark.io.yamlfile import parse_yaml
 from dspark.package.gguf import GGUFHeader, read_gguf_header
 from dspark.package.layout import Kind, place_of
 from dspark.package.tensors import TensorHeader, read_header
 
-# A validated model, the object of an engine's own JSON, a header, text; None: only the digest can tell.
+# A validated model, the object of an engine's own JSON or YAML, a header, text; None: only the digest can tell.
 Content = BaseModel | dict[str, TensorHeader] | dict[str, Any] | GGUFHeader | str | None
 
 _MAX_TEXT = 256 * 2**20
@@ -132,6 +133,13 @@ def _environment(path: str, text: str) -> str:
     return text
 
 
+def _yaml(path: str, text: str) -> dict[str, Any]:
+    value = parse_yaml(text)
+    if not isinstance(value, dict):
+        raise ValueError("is not a YAML mapping")
+    return value
+
+
 def _plain(path: str, text: str) -> str:
     return text
 
@@ -142,5 +150,6 @@ _READERS: dict[Kind, Callable[[str, str], Content]] = {
     "csv": _csv,
     "shell": _script,
     "env": _environment,
+    "yaml": _yaml,
     "markdown": _plain,
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FileClass = Literal["model", "deploy", "evidence"]
-Kind = Literal["json", "jsonlines", "csv", "safetensors", "gguf", "onnx", "opaque", "shell", "env", "markdown"]
+Kind = Literal["json", "jsonlines", "csv", "safetensors", "gguf", "onnx", "opaque", "shell", "env", "yaml", "markdown"]
 
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -55,6 +55,7 @@ _PLACES = (
     _place(rf"scheduler/(?:scheduler|calibration|cost/{_NAME})\.json", "deploy", "json"),
     _place(r"engines/(?:sglang|vllm|tensorrt_llm|llamacpp|onnxruntime)/[a-z0-9_.-]+\.json", "deploy", "json"),
     _place(r"engines/(?:sglang|vllm|tensorrt_llm|llamacpp|onnxruntime)/[a-z0-9_.-]+\.sh", "deploy", "shell"),
+    _place(r"engines/tensorrt_llm/[a-z0-9_.-]+\.yaml", "deploy", "yaml"),
     _place(r"engines/(?:sglang|vllm|tensorrt_llm|llamacpp|onnxruntime)/env", "deploy", "env"),
     _place(r"(?:certificate|speculation_profile)\.json", "evidence", "json"),
     _place(r"README\.md", "evidence", "markdown"),

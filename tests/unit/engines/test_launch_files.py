@@ -1,6 +1,6 @@
-"""The files that SGLang and vLLM load: exact content, quoting, and refusals.
+"""The files that SGLang, vLLM and TensorRT-LLM load: exact content, quoting, and refusals.
 
-Expected values come from engine-formats.md (released readers), not from the writers.
+Expected values come from engine-formats.md (released readers) and TensorRT-LLM's reference pages, not from the writers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from dspark.drafters.config import DrafterConfig
 from dspark.engines import ENGINES, EngineInputs, engine_files, unsupported_reason
 from dspark.engines.base import calibration_for, environment_file
 from dspark.engines.sglang import sps_table
+from dspark.engines.tensorrt_llm import VERSIONS, cost_table
 from dspark.errors import CalibrationError, CostCurveError, DataError, SettingsError
+from dspark.io.yamlfile import parse_yaml
 from dspark.scheduling import AdditiveCost, CostCurve, ModelErrors, SchedulerConfig, Temperatures
 from dspark.targets.record import TargetRecord
 
@@ -38,7 +40,8 @@ NASTY = [
     "é#",
 ]
 
-PROGRAMS = {"sglang": "python3", "vllm": "vllm"}
+PROGRAMS = {"sglang": "python3", "tensorrt_llm": "trtllm-serve", "vllm": "vllm"}
+NEEDED = {"tensorrt_llm": {"DSPARK_TENSORRT_LLM": "1.4.0rc1"}}  # no such release is installed that could be asked
 ADDITIVE = AdditiveCost(
     bias_seconds=0.01, requests=(1, 4), alpha_seconds=(0.0, 0.003), tokens=(2, 8), theta_seconds=(0.0, 0.006)
 )
@@ -118,7 +121,7 @@ def inputs(**changes: Any) -> EngineInputs:
 
 def launched(tmp_path: Path, files: dict[str, bytes], engine: str, **environment: str) -> dict[str, Any]:
     """The call that the launch script makes."""
-    ran = run_script(tmp_path, files, engine, **environment)
+    ran = run_script(tmp_path, files, engine, **(NEEDED.get(engine, {}) | environment))
     assert ran.returncode == 0, ran.stderr
     call: dict[str, Any] = json.loads(ran.stdout)
     assert Path(call["folder"]) == (tmp_path / "package with spaces" / "engines" / engine).resolve()
@@ -369,7 +372,8 @@ def test_a_family_without_hidden_states_is_refused_before_anything_is_written():
 
 def test_the_heads_that_only_sglang_serves_are_refused_by_the_others():
     gated = drafter().model_copy(update={"markov_type": "gated"})
-    assert "vanilla" in (unsupported_reason("vllm", gated) or "")
+    for engine in ("vllm", "tensorrt_llm"):
+        assert "vanilla" in (unsupported_reason(engine, gated) or "")
     assert unsupported_reason("sglang", gated) is None
 
 
@@ -484,3 +488,118 @@ def test_folding_a_common_temperature_into_the_weights_is_the_same_as_dividing_t
     generator = np.random.default_rng(0)
     weight, bias, hidden, scale = generator.normal(size=5), 0.3, generator.normal(size=(20, 5)), 2.0
     np.testing.assert_allclose((hidden @ weight + bias) / scale, hidden @ (weight / scale) + bias / scale)
+
+
+SPECULATIVE = {
+    "decoding_type": "DSpark",
+    "speculative_model": "../../drafter",
+    "max_draft_len": 3,
+    "block_size": 3,
+    "mask_token_id": 5,
+    "target_layer_ids": [1, 3],
+    "markov_rank": 4,
+    "markov_head_type": "vanilla",
+}
+
+
+def test_tensorrt_llm_gets_a_configuration_per_release_with_the_fields_of_its_reference():
+    files = engine_files("tensorrt_llm", inputs())
+    names = [*(f"config-{version}.yaml" for version in VERSIONS), "config-1.4.0rc4.scheduled.yaml"]
+    assert sorted(files) == sorted(
+        f"engines/tensorrt_llm/{name}" for name in (*names, "calibration.json", "cost_table.json", "launch.sh")
+    )
+    assert VERSIONS == ("1.3.0rc27", "1.4.0rc1", "1.4.0rc4")
+    for version in VERSIONS:
+        value = parse_yaml(files[f"engines/tensorrt_llm/config-{version}.yaml"].decode())
+        assert value == {"dtype": "bfloat16", "speculative_config": SPECULATIVE}
+    scheduled = parse_yaml(files["engines/tensorrt_llm/config-1.4.0rc4.scheduled.yaml"].decode())
+    assert scheduled["speculative_config"] == SPECULATIVE | {
+        "enable_confidence_scheduling": True,
+        "confidence_cost_table_path": "cost_table.json",
+        "confidence_calibration_path": "calibration.json",
+    }
+    assert all(b"NOT run" in data for data in files.values())
+
+
+def test_tensorrt_llms_cost_table_is_in_milliseconds_and_never_of_the_sealed_kind():
+    """20, 18.5 and 9 steps/s are 50, 54.05 and 111.1 ms; the token counts have the anchors in them."""
+    table = json.loads(engine_files("tensorrt_llm", inputs())["engines/tensorrt_llm/cost_table.json"])
+    assert table["token_counts"] == [1, 8, 32]
+    np.testing.assert_allclose(table["step_time_ms"], [50, 1000 / 18.5, 1000 / 9])
+    assert set(table) == {"token_counts", "step_time_ms", "dspark"}
+    sealed = {"schema_version", "cost_tables", "measurements", "engine_fingerprint", "engine_fingerprint_sha256"}
+    assert not sealed & set(table)
+
+
+def test_tensorrt_llms_cost_table_has_the_requests_where_they_help_to_predict():
+    """By hand: bias 10 ms + theta; alpha beside it. At 2 requests and 5 tokens 13 + 1 = 14 ms, as the model says."""
+    closer = ModelErrors(cells=9, curve_relative_error=0.04, additive_relative_error=0.012)
+    table = json.loads(engine_files("tensorrt_llm", with_additive(closer))["engines/tensorrt_llm/cost_table.json"])
+    assert (table["token_counts"], table["batch_sizes"]) == ([2, 8], [1, 4])
+    np.testing.assert_allclose(table["step_time_ms"], [10, 16])
+    np.testing.assert_allclose(table["batch_overhead_ms"], [0, 3])
+    found = np.interp(5, table["token_counts"], table["step_time_ms"]) + np.interp(
+        2, table["batch_sizes"], table["batch_overhead_ms"]
+    )
+    assert found == pytest.approx(1000 * float(ADDITIVE.seconds(2, 5))) == pytest.approx(14)
+    plain = json.loads(engine_files("tensorrt_llm", with_additive())["engines/tensorrt_llm/cost_table.json"])
+    assert "batch_sizes" not in plain
+
+
+def test_a_part_below_zero_moves_into_the_tokens_since_tensorrt_llm_refuses_it():
+    cost = AdditiveCost(**(ADDITIVE.model_dump() | {"alpha_seconds": (0.0, -0.002)}))
+    table = cost_table(cost)
+    np.testing.assert_allclose(table["step_time_ms"], [8, 14])
+    np.testing.assert_allclose(table["batch_overhead_ms"], [2, 0])
+
+
+def test_tensorrt_llms_calibration_has_both_names_of_the_temperatures():
+    value = json.loads(engine_files("tensorrt_llm", inputs())["engines/tensorrt_llm/calibration.json"])
+    assert value["temperatures"] == value["sts_temperatures"] == [1.0, 1.25, 1.5]
+    assert value["dspark"]["label"] == "greedy_match"
+    with pytest.raises(CalibrationError, match="3 temperatures for 2"):
+        engine_files("tensorrt_llm", inputs(drafter=drafter(gamma=2)))
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc27", "1.4.0rc1", "1.4.0rc4"])
+def test_trtllm_serve_is_started_with_the_configuration_of_its_release(tmp_path: Path, version: str):
+    files = engine_files("tensorrt_llm", inputs())
+    words = launched(tmp_path, files, "tensorrt_llm", DSPARK_TENSORRT_LLM=version)["arguments"]
+    assert words == [
+        *("org/tiny", "--revision", "0123abc", "--backend", "pytorch"),
+        *("--config", f"config-{version}.yaml", "--port", "1 2"),
+    ]
+
+
+def test_the_installed_release_is_asked_for_and_an_unknown_one_stops(tmp_path: Path):
+    files = engine_files("tensorrt_llm", inputs())
+    asked = tmp_path / "bin" / "python3"
+    asked.parent.mkdir()
+    for version, expected in (("1.3.0rc27", 0), ("2.0.0", 2)):
+        asked.write_text(f'#!/bin/sh\ncase "$*" in *tensorrt_llm*) echo {version} ;; *) exit 9 ;; esac\n')
+        asked.chmod(0o755)
+        ran = run_script(tmp_path, files, "tensorrt_llm")
+        assert ran.returncode == expected, ran.stderr
+        if expected:
+            assert "no configuration for TensorRT-LLM 2.0.0: set DSPARK_TENSORRT_LLM to 1.3.0rc27 or" in ran.stderr
+        else:
+            assert "config-1.3.0rc27.yaml" in json.loads(ran.stdout)["arguments"]
+
+
+def test_confidence_scheduling_is_asked_of_the_release_that_has_it_and_of_no_other(tmp_path: Path):
+    files = engine_files("tensorrt_llm", inputs())
+    call = launched(tmp_path, files, "tensorrt_llm", DSPARK_TENSORRT_LLM="1.4.0rc4", DSPARK_SCHEDULED="1")
+    assert "config-1.4.0rc4.scheduled.yaml" in call["arguments"]
+    ran = run_script(tmp_path, files, "tensorrt_llm", DSPARK_TENSORRT_LLM="1.4.0rc1", DSPARK_SCHEDULED="1")
+    assert ran.returncode == 2 and "only 1.4.0rc4" in ran.stderr
+
+
+def test_without_a_cost_curve_tensorrt_llm_verifies_whole_blocks_and_says_why(tmp_path: Path):
+    files = engine_files("tensorrt_llm", inputs(profile="h100"))
+    assert sorted(files) == sorted(
+        f"engines/tensorrt_llm/{name}" for name in (*(f"config-{version}.yaml" for version in VERSIONS), "launch.sh")
+    )
+    assert "no cost curve for serving profile 'h100'" in said(files["engines/tensorrt_llm/launch.sh"])
+    assert "config-1.4.0rc1.yaml" in launched(tmp_path, files, "tensorrt_llm")["arguments"]
+    ran = run_script(tmp_path, files, "tensorrt_llm", DSPARK_TENSORRT_LLM="1.4.0rc4", DSPARK_SCHEDULED="1")
+    assert ran.returncode == 2 and "no configuration for confidence scheduling" in ran.stderr

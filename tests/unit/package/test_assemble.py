@@ -167,7 +167,7 @@ def test_a_file_of_unknown_kind_is_refused_by_name(sources, tmp_path):
 
 
 def test_engines_without_files_say_why(sources, tmp_path):
-    """No ONNX export, and no profile that was measured: SGLang needs a cost curve, vLLM does not."""
+    """No ONNX export, and no profile that was measured: SGLang needs a cost curve, the others verify whole blocks."""
     shutil.rmtree(sources.export / "onnxruntime")
     out = tmp_path / "package"
     assemble(replace(sources, costs={}), out, card=card)
@@ -177,7 +177,9 @@ def test_engines_without_files_say_why(sources, tmp_path):
     assert "cost curve" in engines["sglang"]["reason"]
     assert engines["vllm"] == {"engine": "vllm", "status": "written"}
     assert engines["llamacpp"]["status"] == "absent"
-    assert sorted(path.name for path in (out / "engines").iterdir()) == ["vllm"]
+    assert sorted(path.name for path in (out / "engines").iterdir()) == ["tensorrt_llm", "vllm"]
+    assert not (out / "engines" / "tensorrt_llm" / "cost_table.json").exists()
+    assert "no cost curve" in (out / "engines" / "tensorrt_llm" / "launch.sh").read_text()
 
 
 def test_a_profile_that_could_not_be_curved_keeps_its_raw_times(sources, tmp_path):

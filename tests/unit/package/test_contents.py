@@ -67,6 +67,7 @@ JSON_FILES = (
 FOREIGN_JSON = (
     "drafter/config.json",
     *(f"engines/sglang/{name}.json" for name in ("sps", "sps-2d", "sts")),
+    *(f"engines/tensorrt_llm/{name}.json" for name in ("calibration", "cost_table")),
     *(f"engines/vllm/speculative_config{name}.json" for name in ("", ".adaptive")),
 )
 
@@ -109,6 +110,7 @@ def test_unknown_keys_and_other_schemas_are_refused(package, reseal, name):
         verify(reseal(package))
 
 
+TENSORRT_LLM = "engines/tensorrt_llm/config-1.4.0rc4.yaml"
 CONTRADICTIONS = {
     "gamma of the checkpoint": put("drafter/config.json", "block_size", to=4),
     "taps of the checkpoint": put("drafter/config.json", "target_layer_ids", to=[0, 1]),
@@ -163,6 +165,16 @@ CONTRADICTIONS = {
     "vLLM's adaptive verification that is none": put(
         "engines/vllm/speculative_config.adaptive.json", "enable_adaptive_verification", to=False
     ),
+    "TensorRT-LLM's block size": replace(TENSORRT_LLM, b"max_draft_len: 3", b"max_draft_len: 4"),
+    "TensorRT-LLM's taps": replace(TENSORRT_LLM, b"target_layer_ids: [0, 2]", b"target_layer_ids: [0, 1]"),
+    "TensorRT-LLM's drafter": replace(TENSORRT_LLM, b"../../drafter", b"/home/me/drafter"),
+    "TensorRT-LLM without speculation": write(TENSORRT_LLM, b"dtype: float32\n"),
+    "TensorRT-LLM's configuration that is a list": write(TENSORRT_LLM, b"- 1\n"),
+    "TensorRT-LLM's configuration with a key twice": write(TENSORRT_LLM, b"a: 1\na: 2\n"),
+    "TensorRT-LLM's configuration that is no YAML": write(TENSORRT_LLM, b"a: [1\n"),
+    "TensorRT-LLM's costs": put("engines/tensorrt_llm/cost_table.json", "step_time_ms", to=[1.0, 2.0, 3.0]),
+    "TensorRT-LLM's sealed costs": put("engines/tensorrt_llm/cost_table.json", "schema_version", to=2),
+    "TensorRT-LLM's temperatures": put("engines/tensorrt_llm/calibration.json", "sts_temperatures", to=[1.0] * 3),
     "ONNX for another gamma": put("engines/onnxruntime/io.json", "gamma", to=4),
     "ONNX for other taps": put("engines/onnxruntime/io.json", "taps", to=[0, 1]),
     "ONNX with other weights": put("engines/onnxruntime/io.json", "weights", "sha256", to="0" * 64),

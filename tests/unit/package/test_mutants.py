@@ -140,6 +140,24 @@ MUTANTS = {
         "if False:",
         edit("scheduler/scheduler.json", lambda value: value["additive"].update(x=value["additive"]["cpu-reference"])),
     ),
+    "TensorRT-LLM's drafter not compared": (
+        "consistency",
+        "_compare(path, {key: (found.get(key), wanted) for key, wanted in expected.items()})",
+        "pass",
+        raw("engines/tensorrt_llm/config-1.4.0rc1.yaml", b"speculative_config: {max_draft_len: 9}\n"),
+    ),
+    "TensorRT-LLM's costs not compared": (
+        "consistency",
+        "if costs is not None and _measured(costs) not in tables:",
+        "if False:",
+        edit("engines/tensorrt_llm/cost_table.json", lambda value: value.update(fixed_overhead_ms=1.0)),
+    ),
+    "TensorRT-LLM's temperatures not compared": (
+        "consistency",
+        "if calibration is not None and _measured(calibration) not in [",
+        "if False and calibration is not None and _measured(calibration) not in [",
+        edit("engines/tensorrt_llm/calibration.json", lambda value: value.update(temperatures=[9.0, 9.0, 9.0])),
+    ),
     "SGLang's curve not compared": (
         "consistency",
         "if [sps.get(key) for key in keys] not in curves:",

@@ -106,7 +106,7 @@ def test_a_measured_engine_carries_no_such_warning(package):
         value["entries"][0]["fingerprint"]["engine"] = "sglang"
 
     edit(package, "certificate.json", measured)
-    assert render(package).count("the certificate has no measurement in it") == 1  # vLLM's
+    assert render(package).count("the certificate has no measurement in it") == 2  # TensorRT-LLM's and vLLM's
 
 
 def test_it_says_how_to_verify_and_the_python_line_works(package):
