@@ -119,8 +119,8 @@ def compare_models(rows: Sequence[CostRow], max_batch_tokens: int) -> ModelError
     """How well the curve and the additive cost predict steps that they have not seen.
 
     Fitted to all rows the additive cost, which has more numbers to choose, would always look better. So each shape is
-    left out once, if its requests and its tokens both appear in other shapes: no model is then asked to guess between
-    probes.
+    left out once, if others have as many requests and its tokens lie between those of others. The curve is interpolated
+    for it: what is asked is whether tokens alone tell what a step costs, not how far off a staircase is between probes.
 
     Returns:
         None: no shape can be left out.
@@ -129,7 +129,8 @@ def compare_models(rows: Sequence[CostRow], max_batch_tokens: int) -> ModelError
     errors: list[tuple[float, float]] = []
     for cell in cells:
         rest = [other for other in cells if other is not cell]
-        if cell.requests not in {other.requests for other in rest} or cell.tokens not in {x.tokens for x in rest}:
+        tokens = sorted(other.tokens for other in rest)
+        if cell.requests not in {other.requests for other in rest} or not tokens[0] <= cell.tokens <= tokens[-1]:
             continue
         try:
             curve, _ = fit_curve(
@@ -139,8 +140,10 @@ def compare_models(rows: Sequence[CostRow], max_batch_tokens: int) -> ModelError
             additive = fit_additive(rest)
         except CostCurveError:
             continue  # what is left is too little for one of them
-        predicted = float(curve.step_seconds(cell.tokens)), float(additive.seconds(cell.requests, cell.tokens))
-        errors.append((abs(predicted[0] / cell.seconds - 1), abs(predicted[1] / cell.seconds - 1)))
+        probes = curve.sample_batch_tokens
+        by_tokens = float(np.interp(cell.tokens, probes, curve.step_seconds(probes)))
+        by_both = float(additive.seconds(cell.requests, cell.tokens))
+        errors.append((abs(by_tokens / cell.seconds - 1), abs(by_both / cell.seconds - 1)))
     if not errors:
         return None
     of_curve, of_additive = (float(value) for value in np.median(errors, axis=0))

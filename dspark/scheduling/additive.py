@@ -23,6 +23,8 @@ from dspark.io.jsonfile import validation_text
 from dspark.scheduling.cost import Floats, Tokens
 
 FEWEST_CELLS = 4
+# Closer probes of tokens would each rest on a single shape, since other numbers of requests come to other multiples.
+_APART = 1.5
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class ModelErrors(BaseModel):
 def fit_additive(cells: Sequence[Cell]) -> AdditiveCost:
     """The additive cost closest to measured steps: least squares of relative errors, under a theta that never falls.
 
-    Both parts are 0 at their first probe. Cells of the same shape count each.
+    Both parts are 0 at their first probe. Cells of the same shape count each. Tokens closer together than half as much
+    again share probes, so that shapes of 3 and of 4 tokens, or of 5 and 6, tell something about each other.
 
     Raises:
         CostCurveError: fewer than four shapes, a measured time that is not positive, requests and tokens that do not
@@ -122,10 +125,14 @@ def fit_additive(cells: Sequence[Cell]) -> AdditiveCost:
                 f"additive cost: {cell.seconds:g} seconds at {cell.requests} requests and {cell.tokens} tokens, "
                 "it must be > 0"
             )
-    requests, tokens = (sorted({shape[axis] for shape in shapes}) for axis in (0, 1))
+    requests = sorted({requests for requests, _ in shapes})
+    tokens = _probes(sorted({tokens for _, tokens in shapes}))
     of_requests = np.array([[float(cell.requests == probe) for probe in requests] for cell in cells])
     # Steps of theta instead of its values: that none is negative is all that keeps theta from falling.
-    rises = np.array([[float(cell.tokens >= probe) for probe in tokens[1:]] for cell in cells]).reshape(len(cells), -1)
+    at = np.array([cell.tokens for cell in cells], np.float64)
+    rises = (
+        np.array([np.interp(at, tokens[k : k + 2], (0.0, 1.0)) for k in range(len(tokens) - 1)]).reshape(-1, at.size).T
+    )
     if len(requests) < 2 or np.linalg.matrix_rank(np.hstack([of_requests, rises])) < len(requests) + len(tokens) - 1:
         raise CostCurveError(
             "additive cost: requests and tokens do not vary apart in the measured steps",
@@ -146,6 +153,17 @@ def fit_additive(cells: Sequence[Cell]) -> AdditiveCost:
         tokens=tuple(tokens),
         theta_seconds=(0.0, *(float(value) for value in np.cumsum(slopes))),
     )
+
+
+def _probes(tokens: Sequence[int]) -> list[int]:
+    """The first and the last token count and, between them, those that lie far enough apart."""
+    kept = [tokens[0]]
+    for count in tokens[1:]:
+        if count >= _APART * kept[-1]:
+            kept.append(count)
+    if kept[-1] != tokens[-1]:
+        kept = [*(kept[:-1] or kept), tokens[-1]]
+    return kept
 
 
 def _nonnegative(design: Floats, goal: Floats) -> Floats:

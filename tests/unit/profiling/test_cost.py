@@ -25,10 +25,11 @@ def rows(seconds, shapes, contexts=(64, 256)):
 SHAPES = [(requests, drafts) for requests in (1, 2, 4, 8) for drafts in (0, 1, 3, 7)]
 
 
-def test_where_requests_cost_the_additive_model_predicts_unseen_steps_and_the_curve_does_not():
-    """10 ms + 2 ms a request + 1 ms a token. Shapes whose tokens appear elsewhere: 2, 4, 8, 16, 32 at two to four
-    numbers of requests, which makes 2 + 3 + 4 + 3 + 2 = 14 of the 16 (1 and 64 tokens stand alone)."""
-    errors = compare_models(rows(lambda r, m, c: 0.010 + 0.002 * r + 0.001 * m, SHAPES), 64)
+@pytest.mark.parametrize("shapes", [SHAPES, [(r, k) for r in (1, 2, 4, 8) for k in (0, 1, 2, 4)]])
+def test_where_requests_cost_the_additive_model_predicts_unseen_steps_and_the_curve_does_not(shapes):
+    """10 ms + 2 ms a request + 1 ms a token. All 16 shapes but those of the fewest and of the most tokens lie between
+    others, also where blocks of four make token counts that few shapes share."""
+    errors = compare_models(rows(lambda r, m, c: 0.010 + 0.002 * r + 0.001 * m, shapes), 64)
     assert errors is not None and errors.cells == 14
     assert errors.additive_relative_error == pytest.approx(0, abs=1e-9)
     assert errors.curve_relative_error > 0.05
@@ -43,7 +44,7 @@ def test_where_tokens_are_all_that_costs_the_curve_is_as_good():
 
 def test_the_error_of_the_curve_is_that_of_the_shapes_it_has_left():
     """Two numbers of requests, 2 and 4 tokens in common. Left out, (1, 2) is predicted by (2, 2) and the other way
-    round; the staircase is exact at its probes, and the additive cost of what remains is exact on it. By hand: 10 and
+    round; both models are exact at their probes, and the additive cost on all that remains. By hand: 10 and
     12 ms at 2 tokens, 16 and 20 ms at 4, 30 ms at 8 (2 requests) and 5 ms at 1 token (1 request)."""
     times = {(1, 1): 5, (1, 2): 10, (1, 4): 16, (2, 2): 12, (2, 4): 20, (2, 8): 30}
     measured = rows(lambda r, m, c: times[r, m] / 1000, [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (2, 3)])
@@ -83,3 +84,12 @@ def test_models_that_cannot_be_compared_say_so():
 
 def test_no_rows_give_neither():
     assert set(curve_fields([], 4)["absent"]) == {"curve", "additive"}
+
+
+def test_the_curve_is_interpolated_where_its_probe_was_left_out():
+    """Steps of 10 ms + 1 ms a token at 1, 2, 3, 4, 6 and 8 tokens, 1 or 2 requests: a staircase would be off at 3."""
+    errors = compare_models(
+        rows(lambda r, m, c: 0.010 + 0.001 * m, [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3)]), 8
+    )
+    assert errors is not None and errors.cells == 5
+    assert errors.curve_relative_error == pytest.approx(0, abs=1e-9)

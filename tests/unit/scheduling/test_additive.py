@@ -82,6 +82,23 @@ def test_a_sum_of_two_parts_is_found_exactly():
         assert float(cost.seconds(cell.requests, cell.tokens)) == pytest.approx(cell.seconds)
 
 
+def test_token_counts_that_lie_close_together_share_probes():
+    """Blocks of four at 1 and 2 requests: 1 2 3 5 and 2 4 6 10 tokens. From 1 on, the next at least half as much again
+    is 2, then 3, then 5, then 10; 4 is too close to 3 and 6 to 5. What lies between is met all the same."""
+    shapes = [(requests, requests * width) for requests in (1, 2) for width in (1, 2, 3, 5)]
+    measured = cells(lambda requests, tokens: 0.010 + 0.005 * requests + 0.0002 * tokens, shapes)
+    cost = fit_additive(measured)
+    assert cost.tokens == (1, 2, 3, 5, 10)
+    for cell in measured:
+        assert float(cost.seconds(cell.requests, cell.tokens)) == pytest.approx(cell.seconds)
+
+
+def test_the_last_token_count_is_always_a_probe():
+    """8 lies half as much again above 5, but 9, the last one, lies close to 8 and takes its place."""
+    shapes = [(1, 1), (1, 3), (1, 5), (1, 8), (3, 3), (3, 5), (3, 9)]
+    assert fit_additive(cells(lambda requests, tokens: 0.01 + 0.001 * tokens, shapes)).tokens == (1, 3, 5, 9)
+
+
 def test_contradicting_tokens_share_one_value():
     """With 1 and with 2 requests, 4 tokens measured faster than 2. They share one value, and the three numbers that are
     left are the best ones: none of their neighbours on a grid fits better."""
