@@ -173,7 +173,8 @@ def test_a_build_is_measured_through_servers_that_run_elsewhere(tiny: tuple[Sand
         assert stale.code == 6 and "no measurement in vllm" in stale.err
         for address in (url, vllm_url):
             asked = ["--drafter", "builds/tiny/export/drafter", "--url", address, "--target", "tiny"]
-            certified = sandbox.dspark("certify", *asked, "--domain", "math", "--prompts", "2", "--new-tokens", "24", "--json")
+            few = ["--domain", "math", "--prompts", "2", "--new-tokens", "24"]
+            certified = sandbox.dspark("certify", *asked, *few, "--json")
             assert certified.code == 0, certified.err
             assert certified.json["verdict"] == "agrees"
     gone = sandbox.dspark("run", "--target", "tiny", "--no-publish")
