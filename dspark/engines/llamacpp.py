@@ -49,6 +49,8 @@ class LlamaCppSettings:
         slots: requests served at a time.
         threads: of the computation.
         memory: of keys and values, of target and drafter.
+        flash_attention: as the engine chooses, which is on; False: off. On a CPU it sums in half precision, whatever
+            the memory's type: logits move in the third digit.
         log_level: 4 shows the time spent on drafting; 5 every drafted token, and slows the server down.
     """
 
@@ -60,6 +62,7 @@ class LlamaCppSettings:
     slots: int = 1
     threads: int = 1
     memory: Literal["F32", "F16", "Q8_0"] = "F16"
+    flash_attention: bool = True
     log_level: int = 3
 
 

@@ -51,6 +51,8 @@ def _parameters(xllamacpp: Any, settings: dict[str, Any]) -> Any:
     parameters.cpuparams.n_threads = settings["threads"]
     parameters.cpuparams_batch.n_threads = settings["threads"]
     parameters.cache_type_k = parameters.cache_type_v = memory
+    if not settings["flash_attention"]:
+        parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     # Measurements begin from nothing: no prompt of an earlier request is found again.
     parameters.cache_prompt = False
     parameters.cache_ram_mib = 0

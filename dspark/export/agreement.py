@@ -1,9 +1,10 @@
 """The export gate of llama.cpp: does the engine draft, block by block, what the trained drafter drafts in torch?
 
-Everything runs in float32, weights, keys and values alike, so that nothing but the export can differ: all draft tokens
-have to be equal and the engine's counters exactly those of the sequential loop, cut at a request's end as llama.cpp
-cuts them. Acceptance alone hides shifted taps, a wrong RoPE base and a wrong mask token (package.md), so files with
-exactly these faults are put through the same comparison, which has to refuse them.
+Everything runs in float32, weights, keys, values and (without flash attention, which on a CPU does not) sums, so that
+nothing but the export can differ: all draft tokens have to be equal and the engine's counters exactly those of the
+sequential loop, cut at a request's end as llama.cpp cuts them. Acceptance alone hides shifted taps, a wrong RoPE base
+and a wrong mask token (package.md), so files with exactly these faults are put through the same comparison, which has
+to refuse them.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def agree_with_llamacpp(
             context=max(map(len, prompts)) + max_new_tokens,
             threads=threads,
             memory="F32",
+            flash_attention=False,
             log_level=DRAFTS_SHOWN,
         )
         results[name] = _run(
