@@ -153,8 +153,7 @@ def proposable(drafter: DSparkDrafter) -> DSparkDrafter:
 
     weights = drafter.markov_head.markov_w2.weight
     reachable = weights[:, 0] > UNREACHABLE / 2
-    constant = bool((drafter.markov_head.markov_w1.weight[:, 0] == 1).all())
-    if drafter.config.draft_vocab_size is not None or not constant or bool(reachable.all()):
+    if drafter.config.draft_vocab_size is not None or not drafter.markov_head.constant_channel or bool(reachable.all()):
         return drafter
     ids = reachable.nonzero()[:, 0]
     config = drafter.config.model_copy(update={"draft_vocab_size": len(ids)})

@@ -47,7 +47,7 @@ def write_training_checkpoint(folder: Path, drafter: DSparkDrafter, record: Targ
     Raises:
         StageError: if a tensor holds NaN or infinity.
     """
-    tensors = _parameters(drafter)
+    tensors = parameters(drafter)
     if drafter.config.draft_vocab_size is not None:
         tensors[DRAFT_IDS] = drafter.draft_token_ids.cpu()
     dtype = str(drafter.fc.weight.dtype).removeprefix("torch.")
@@ -65,7 +65,7 @@ def write_union(
         StageError: if a tensor holds NaN or infinity, or looks as if training never moved it.
     """
     if not untrained:
-        _check_moved(_parameters(drafter))
+        _check_moved(parameters(drafter))
     wanted: torch.dtype = getattr(torch, dtype)
     tensors = {name: value.to(wanted) for name, value in union_tensors(drafter).items()}
     _write(folder, tensors, drafter.config, record, dialect="union", dtype=dtype)
@@ -89,7 +89,7 @@ def write_deepspec(
         StageError: as `write_union`.
     """
     if not untrained:
-        _check_moved(_parameters(drafter))
+        _check_moved(parameters(drafter))
     wanted: torch.dtype = getattr(torch, dtype)
     tensors = {**union_tensors(drafter), EMBEDDING: drafter.embedding.cpu(), HEAD: head.cpu()}
     copies = {name: value.to(wanted, copy=True).contiguous() for name, value in tensors.items()}
@@ -97,9 +97,19 @@ def write_deepspec(
 
 
 def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
-    """The drafter's tensors with the whole vocabulary, by name, in its own dtype, on the CPU."""
-    tensors = _parameters(drafter)
+    """The drafter's tensors with the whole vocabulary, by name, in its own dtype, on the CPU.
+
+    Raises:
+        SettingsError: a reduced vocabulary without the constant channel, which no drafter trained here has.
+    """
+    tensors = parameters(drafter)
     if drafter.config.draft_vocab_size is not None:
+        if not drafter.markov_head.constant_channel:
+            raise SettingsError(
+                "a drafter with a reduced vocabulary whose Markov head has no constant channel cannot be written with "
+                "the whole one: its other tokens could not be kept out",
+                "use the file that it came from",
+            )
         reduced = tensors[MARKOV_W2]
         whole = reduced.new_zeros(drafter.config.vocab_size, drafter.config.markov_rank)
         whole[:, 0] = UNREACHABLE
@@ -164,7 +174,8 @@ def _write(
     write_json(folder / CONFIG, description)  # last: it names the weights
 
 
-def _parameters(drafter: DSparkDrafter) -> dict[str, Tensor]:
+def parameters(drafter: DSparkDrafter) -> dict[str, Tensor]:
+    """The drafter's trained tensors as they are, by name, on the CPU."""
     return {name: value.detach().cpu().contiguous() for name, value in drafter.state_dict().items()}
 
 

@@ -1,8 +1,9 @@
 """The sequential heads: the Markov bias and the confidence (DSpark, section 3.1).
 
-With a reduced draft vocabulary channel 0 of W1 is the constant 1 for every previous token, so that W2[v, 0] is a bias
-of draft token v whatever precedes it. That buys a full-vocabulary checkpoint which every engine loads: there W2[v, 0]
-of the other tokens is very negative, so that they are never proposed (`checkpoint.py`).
+With a reduced draft vocabulary a drafter of ours starts with channel 0 of W1 at 1 for every previous token, and the
+channel does not learn, so that W2[v, 0] is a bias of draft token v whatever precedes it. That buys a full-vocabulary
+checkpoint which every engine loads: there W2[v, 0] of the other tokens is very negative, so that they are never
+proposed (`checkpoint.py`). A drafter from elsewhere has no such channel: what is stored is what counts, always.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ class MarkovHead(nn.Module):
         super().__init__()
         self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
         self.markov_w2 = nn.Linear(config.markov_rank, config.proposed_vocab_size, bias=False)
-        self.constant_channel = config.draft_vocab_size is not None
+        self.frozen_channel = config.draft_vocab_size is not None
+
+    @property
+    def constant_channel(self) -> bool:
+        """Whether channel 0 of W1 is 1 for every token."""
+        return bool((self.markov_w1.weight[:, 0] == 1).all())
 
     def embed(self, previous_ids: Tensor) -> Tensor:
         """W1 rows of target ids [...], [..., r]."""
         rows: Tensor = self.markov_w1(previous_ids)
-        if not (self.constant_channel and torch.is_grad_enabled()):
+        if not (self.frozen_channel and torch.is_grad_enabled()):
             return rows
-        # The stored column holds the constant already; put there anew it gets no gradient.
-        return torch.cat([torch.ones_like(rows[..., :1]), rows[..., 1:]], dim=-1)
+        return torch.cat([rows[..., :1].detach(), rows[..., 1:]], dim=-1)
 
     def bias(self, embedded: Tensor) -> Tensor:
         """Logit bias of rows made by `embed`, [..., Vd]."""
@@ -43,7 +48,7 @@ class MarkovHead(nn.Module):
     @torch.no_grad()
     def reset_constant_channel(self) -> None:
         """Store the constant; training doesn't move it (it has no gradient, and W1 does not decay)."""
-        if self.constant_channel:
+        if self.frozen_channel:
             self.markov_w1.weight[:, 0] = 1
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from dspark.decoding.drafting import proposable
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.agreement import AgreementReport, Count, EngineAgreement, Setting
 from dspark.engines.client import Completion
@@ -23,7 +24,7 @@ from dspark.engines.llamacpp import DRAFTS_SHOWN, LlamaCppServer, LlamaCppSettin
 from dspark.engines.llamacpp_loop import expected_request
 from dspark.engines.replay import ExpectedRequest
 from dspark.errors import DataError, GateError, ServiceError
-from dspark.export.gguf import read_drafter_gguf, write_drafter_gguf, write_with_fault
+from dspark.export.gguf import Fault, read_drafter_gguf, write_drafter_gguf, write_with_fault
 from dspark.export.report import judge_controls
 from dspark.io.gguffile import MASK, GGUFFile, Key, read_gguf
 from dspark.io.jsonfile import write_model
@@ -45,13 +46,14 @@ def agree_with_llamacpp(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> AgreementReport:
-    """Compare llama.cpp's drafts with torch's, of the right file and of four that are wrong in one way each.
+    """Compare llama.cpp's drafts with torch's, of the right file and of some that are wrong in one way each.
 
     A wrong file is done with at the first prompt that shows it to be wrong.
 
     Args:
         target: in float32.
-        drafter: trained for it; its weights are used in float32.
+        drafter: trained for it; its weights are used in float32. A union checkpoint of a reduced vocabulary is compared
+            with the reduced one, which is what llama.cpp is given.
         target_gguf: the same target, F32.
         prompts: token ids, at least 8 of them.
         work: folder for the drafter's files and the engine's logs.
@@ -75,12 +77,12 @@ def agree_with_llamacpp(
             f"(torch has {target.dtype}, {target_gguf.name} has {', '.join(sorted(set(stored.types.values())))})",
             "load the target with dtype float32 and write its GGUF file as F32",
         )
-    exact = copy.deepcopy(drafter).float().cpu().eval()
+    exact = proposable(copy.deepcopy(drafter).float().cpu().eval())
     right = work / "drafter.gguf"
     write_drafter_gguf(right, exact, stored)
     read_drafter_gguf(right, exact.config, stored)
     files = {"": right}
-    for name, fault in faults(exact, stored).items():
+    for name, fault in faults(exact).items():
         files[name] = work / f"fault-{len(files)}.gguf"
         write_with_fault(files[name], exact, stored, fault)
     progress = progress or Progress()
@@ -111,16 +113,20 @@ def agree_with_llamacpp(
     )
 
 
-def faults(drafter: DSparkDrafter, target: GGUFFile) -> dict[str, dict[str, Key]]:
-    """Keys that make a file wrong in one way each; llama.cpp loads all of these files without a word."""
+def faults(drafter: DSparkDrafter) -> dict[str, Fault]:
+    """What makes a file wrong in one way each; llama.cpp loads all of these files without a word."""
     config = drafter.config
     mask = 0 if config.mask_token_id != 0 else 1
-    return {
-        "taps without + 1": {"dflash.target_layers": Key(list(config.taps), "INT32")},
-        "RoPE theta / 10": {"dflash.rope.freq_base": Key(float(config.rope["rope_theta"]) / 10, "FLOAT32")},
-        f"mask token {mask}": {MASK: Key(mask, "UINT32")},
-        "sample_from_anchor false": {"dflash.sample_from_anchor": Key(False, "BOOL")},
+    theta = float(config.rope["rope_theta"]) / 10
+    found = {
+        "taps without + 1": Fault({"dflash.target_layers": Key(list(config.taps), "INT32")}),
+        "RoPE theta / 10": Fault({"dflash.rope.freq_base": Key(theta, "FLOAT32")}),
+        f"mask token {mask}": Fault({MASK: Key(mask, "UINT32")}),
+        "sample_from_anchor false": Fault({"dflash.sample_from_anchor": Key(False, "BOOL")}),
     }
+    if config.draft_vocab_size is not None:
+        found["d2t shifted by one"] = Fault(shift=1)
+    return found
 
 
 def judge_agreement(report: AgreementReport, kept: Path | None = None) -> None:

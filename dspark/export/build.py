@@ -120,6 +120,8 @@ def _gguf(
 ) -> Comparison:
     """Write the GGUF file and compare what it holds with the drafter whose matrices are rounded as the file's are.
 
+    With a reduced vocabulary the head's rows are the file's too, not the target's.
+
     Raises:
         SettingsError: llama.cpp cannot run such a drafter.
     """
@@ -128,7 +130,12 @@ def _gguf(
     read_drafter_gguf(path, exact.config, target)
     reloaded = load_drafter_gguf(path, record, embedding.float().cpu(), head.float().cpu())
     kept = ("norm", "confidence_head")  # float32 in the file
-    stored = rounded(exact, torch.float16, keep=lambda name: any(part in name for part in kept))
+    stored = rounded(
+        exact,
+        torch.float16,
+        keep=lambda name: any(part in name for part in kept),
+        head=exact.config.draft_vocab_size is not None,
+    )
     described = "the trained drafter in torch, matrices rounded to float16, float32"
     return compare(draft(stored, blocks), draft(reloaded, blocks), described)
 

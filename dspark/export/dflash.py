@@ -2,6 +2,9 @@
 
 llama.cpp notices little: shifted taps, a wrong RoPE base or a wrong mask token load without a word, and a missing key
 ends the process (engine-formats.md, section 3). So everything is checked here, before an engine sees the file.
+
+With a reduced draft vocabulary the file holds rows of the LM head of its own, and `d2t`, the target ids of these rows;
+without one the engine takes the target's head.
 """
 
 from __future__ import annotations
@@ -14,7 +17,17 @@ from pydantic import ValidationError
 
 from dspark.drafters.config import DrafterConfig
 from dspark.errors import DataError
-from dspark.io.gguffile import ARCHITECTURE, HEAD_NORMS, LAYER_TENSORS, MASK, TOKENS, GGUFFile, Key
+from dspark.io.gguffile import (
+    ARCHITECTURE,
+    HEAD_NORMS,
+    INTEGERS,
+    LAYER_TENSORS,
+    MASK,
+    TOKENS,
+    GGUFFile,
+    Integers,
+    Key,
+)
 from dspark.io.jsonfile import validation_text
 from dspark.targets.record import TargetRecord
 
@@ -28,17 +41,20 @@ _ENDS = {
     "confidence_head.proj.weight": "conf_proj.weight",
     "confidence_head.proj.bias": "conf_proj.bias",
 }
+DRAFT_IDS = "d2t"
+_REDUCED = {"head": "output.weight", "draft_token_ids": DRAFT_IDS}
 _LAYER = LAYER_TENSORS | HEAD_NORMS
 CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
 
 
-def tensor_names(layers: int) -> dict[str, str]:
+def tensor_names(config: DrafterConfig) -> dict[str, str]:
     """llama.cpp's name of each of the drafter's tensors, in the order that they are written in."""
-    return _ENDS | {
+    layers = {
         f"layers.{number}.{name}": f"blk.{number}.{stored}"
-        for number in range(layers)
+        for number in range(config.layers)
         for name, stored in _LAYER.items()
     }
+    return _ENDS | ({} if config.draft_vocab_size is None else _REDUCED) | layers
 
 
 def drafter_keys(config: DrafterConfig) -> dict[str, Key]:
@@ -115,6 +131,7 @@ def drafter_config(file: GGUFFile, record: TargetRecord) -> DrafterConfig:
             max_position=value("dflash.context_length"),
             vocab_size=markov[0],
             markov_rank=markov[1],
+            draft_vocab_size=file.shapes[DRAFT_IDS][0] if DRAFT_IDS in file.shapes else None,
             target_model_type=record.model_type,
             num_target_layers=record.num_layers,
         )
@@ -205,7 +222,12 @@ def tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
     problems += [
         f"tensor {name} is {kind}, it must be F32"
         for name, kind in file.types.items()
-        if kind != "F32" and (name in CONFIDENCE or len(file.shapes[name]) < 2)
+        if kind != "F32" and name != DRAFT_IDS and (name in CONFIDENCE or len(file.shapes[name]) < 2)
+    ]
+    problems += [
+        f"tensor {name} is {kind}, {'it must be I64' if name == DRAFT_IDS else 'which are integers'}"
+        for name, kind in file.types.items()
+        if (kind != INTEGERS if name == DRAFT_IDS else kind in ("I8", "I16", "I32", INTEGERS))
     ]
     present = all(name in file.shapes for name in CONFIDENCE)
     if file.value("dflash.has_confidence_head") is not present:
@@ -216,8 +238,21 @@ def tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
     return problems
 
 
+def draft_id_problems(ids: Integers, config: DrafterConfig) -> list[str]:
+    """What is wrong with the values of d2t, which are ids of the target in any order.
+
+    Offsets from a row's own number, as safetensors checkpoints have them, repeat wherever neighbours are drafted.
+    """
+    problems = []
+    if outside := ids[(ids < 0) | (ids >= config.vocab_size)].tolist():
+        problems.append(f"{DRAFT_IDS}: {outside[:3]} are no ids in a vocabulary of {config.vocab_size}")
+    if twice := len(ids) - len(np.unique(ids)):
+        problems.append(f"{DRAFT_IDS}: {twice} of {len(ids)} ids are there already (they must be ids, not offsets)")
+    return problems
+
+
 def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Row-major shapes of the tensors of a drafter with the whole vocabulary, by llama.cpp's names."""
+    """Row-major shapes of a drafter's tensors, by llama.cpp's names."""
     d, r, inner = config.hidden_size, config.markov_rank, config.intermediate_size
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     layer = {
@@ -233,12 +268,16 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "ffn_up.weight": (inner, d),
         "ffn_down.weight": (d, inner),
     }
-    return {
+    proposed = config.proposed_vocab_size
+    reduced: dict[str, tuple[int, ...]] = {"output.weight": (proposed, d), DRAFT_IDS: (proposed,)}
+    ends = {
         "fc.weight": (d, config.context_size),
         "enc.output_norm.weight": (d,),
         "output_norm.weight": (d,),
         "markov_w1.weight": (config.vocab_size, r),
-        "markov_w2.weight": (config.vocab_size, r),
+        "markov_w2.weight": (proposed, r),
         "conf_proj.weight": (1, d + r),
         "conf_proj.bias": (1,),
-    } | {f"blk.{number}.{name}": shape for number in range(config.layers) for name, shape in layer.items()}
+    }
+    layers = {f"blk.{number}.{name}": shape for number in range(config.layers) for name, shape in layer.items()}
+    return ends | ({} if config.draft_vocab_size is None else reduced) | layers

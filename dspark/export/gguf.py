@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.drafters.checkpoint import union_tensors
+from dspark.drafters.checkpoint import MARKOV_W2, parameters
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines import ENGINES
@@ -18,6 +18,8 @@ from dspark.engines.base import require_support
 from dspark.errors import DataError, IntegrityError
 from dspark.export.dflash import (
     CONFIDENCE,
+    DRAFT_IDS,
+    draft_id_problems,
     drafter_config,
     drafter_keys,
     file_problems,
@@ -26,9 +28,11 @@ from dspark.export.dflash import (
 )
 from dspark.io.gguffile import (
     FILE_TYPE,
+    INTEGERS,
     MASK,
     Floats,
     GGUFFile,
+    Integers,
     Key,
     Keys,
     Precision,
@@ -47,21 +51,36 @@ class DrafterGGUF:
 
     Attributes:
         file: its keys and what its tensors are.
-        state: its tensors by the drafter's own names, float32; with the whole vocabulary.
+        state: its tensors by the drafter's own names, float32; with a reduced vocabulary `head` is among them.
+        draft_token_ids: target ids of the rows of `head`, [Vd]; None: the whole vocabulary.
     """
 
     file: GGUFFile
     state: dict[str, Floats]
+    draft_token_ids: Integers | None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to make a drafter's file wrong.
+
+    Attributes:
+        keys: that are written instead of the right ones.
+        shift: added to the ids of a reduced vocabulary, round the end of the target's.
+    """
+
+    keys: Keys = field(default_factory=dict)
+    shift: int = 0
 
 
 def write_drafter_gguf(path: Path, drafter: DSparkDrafter, target: GGUFFile, *, precision: Precision = "F32") -> None:
     """Write a drafter for a target that is a GGUF file too, if nothing about it would mislead llama.cpp.
 
-    A reduced draft vocabulary is written as a whole one, as in the union checkpoint.
+    A reduced draft vocabulary stays one, so that drafting costs a head of its rows only.
 
     Args:
         target: whose tokenizer keys the file repeats.
-        precision: of the matrices; norms and the confidence head stay F32.
+        precision: of the matrices, the head's rows included; norms and the confidence head stay F32.
     Raises:
         SettingsError: a drafter that llama.cpp cannot run.
         IntegrityError: the target's file is another target's.
@@ -75,10 +94,13 @@ def write_drafter_gguf(path: Path, drafter: DSparkDrafter, target: GGUFFile, *, 
     write_gguf(path, keys, tensors)
 
 
-def write_with_fault(path: Path, drafter: DSparkDrafter, target: GGUFFile, fault: Keys) -> None:
-    """Write a drafter's file with keys that are wrong, unchecked: for negative controls."""
+def write_with_fault(path: Path, drafter: DSparkDrafter, target: GGUFFile, fault: Fault) -> None:
+    """Write a drafter's file that is wrong in one way, unchecked: for negative controls."""
     keys, tensors = _content(drafter, target, "F32")
-    write_gguf(path, {**keys, **fault}, tensors)
+    if fault.shift:
+        shifted = (drafter.draft_token_ids.cpu() + fault.shift) % drafter.config.vocab_size
+        tensors[DRAFT_IDS] = _integers(shifted)
+    write_gguf(path, {**keys, **fault.keys}, tensors)
 
 
 def read_drafter_gguf(path: Path, config: DrafterConfig, target: GGUFFile) -> DrafterGGUF:
@@ -90,15 +112,21 @@ def read_drafter_gguf(path: Path, config: DrafterConfig, target: GGUFFile) -> Dr
     file = read_gguf(path)
     if problems := file_problems(file, config, target):
         raise IntegrityError(f"{path}: {'; '.join(problems)}", "write it again: an engine would not notice all of this")
-    tensors = file.tensors()
+    tensors, ids = file.tensors(), file.integers().get(DRAFT_IDS)
+    if ids is not None and (problems := draft_id_problems(ids, config)):
+        raise IntegrityError(f"{path}: {'; '.join(problems)}", "write it again: an engine would not notice")
     broken = [name for name, values in tensors.items() if not np.isfinite(values).all()]
     if broken:
         raise IntegrityError(f"{path}: not finite: {', '.join(broken)}", "train the drafter again")
-    return DrafterGGUF(file, {name: tensors[stored] for name, stored in tensor_names(config.layers).items()})
+    names = {name: stored for name, stored in tensor_names(config).items() if stored != DRAFT_IDS}
+    return DrafterGGUF(file, {name: tensors[stored] for name, stored in names.items()}, ids)
 
 
 def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> DSparkDrafter:
     """The drafter of a file that anybody may have written, for a target; float32.
+
+    A reduced vocabulary comes with the file's own rows of the head, as the engine uses these and not the target's; rows
+    that are not in the order of their ids are put into it.
 
     Args:
         embedding, head: of the target, [V, d].
@@ -117,11 +145,23 @@ def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head:
                 f"{path.name}: its {what} is {found}, that of target {record.name} is {expected}",
                 "name the target that the drafter was trained for",
             )
-    if problems := tensor_problems(file, config):
+    problems = tensor_problems(file, config)
+    ids = None if problems else file.integers().get(DRAFT_IDS)
+    if ids is not None:
+        problems = draft_id_problems(ids, config)
+    if problems:
         raise IntegrityError(f"{path}: {'; '.join(problems)}", "fetch or convert the drafter again")
     tensors = file.tensors()
-    drafter = DSparkDrafter(config, embedding, head)
-    state = {name: torch.tensor(tensors[stored]) for name, stored in tensor_names(config.layers).items()}
+    state = {
+        name: torch.tensor(tensors[stored]) for name, stored in tensor_names(config).items() if stored != DRAFT_IDS
+    }
+    if ids is None:
+        drafter = DSparkDrafter(config, embedding, head)
+    else:
+        order = torch.from_numpy(ids).argsort()
+        drafter = DSparkDrafter(config, embedding, head, torch.from_numpy(ids)[order])
+        drafter.head = state.pop("head")[order]
+        state[MARKOV_W2] = state[MARKOV_W2][order]
     drafter.load_state_dict(state)
     return drafter.float().eval().requires_grad_(False)
 
@@ -129,28 +169,33 @@ def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head:
 def _content(
     drafter: DSparkDrafter, target: GGUFFile, precision: Precision
 ) -> tuple[dict[str, Key], dict[str, TensorSource]]:
-    state = union_tensors(drafter)
+    config = drafter.config
     keys = {
-        **drafter_keys(drafter.config),
+        **drafter_keys(config),
         FILE_TYPE: file_type(precision),
         **target.tokenizer(),
-        MASK: Key(drafter.config.mask_token_id, "UINT32"),
+        MASK: Key(config.mask_token_id, "UINT32"),
     }
-    tensors = {
-        stored: TensorSource(
-            tuple(state[name].shape),
-            _loader(state[name]),
-            "F32" if stored in CONFIDENCE else precision_of(state[name].shape, precision),
-        )
-        for name, stored in tensor_names(drafter.config.layers).items()
-    }
-    return keys, tensors
+    state = {**parameters(drafter), "head": drafter.head.cpu()}
+
+    def source(name: str, stored: str) -> TensorSource:
+        if stored == DRAFT_IDS:
+            return _integers(drafter.draft_token_ids.cpu())
+        shape = tuple(state[name].shape)
+        kind = "F32" if stored in CONFIDENCE else precision_of(shape, precision)
+        return TensorSource(shape, _loader(state[name]), kind)
+
+    return keys, {stored: source(name, stored) for name, stored in tensor_names(config).items()}
 
 
 def _planned(path: Path, keys: Keys, tensors: Mapping[str, TensorSource]) -> GGUFFile:
     """What a file will be, before it is written."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     return GGUFFile(path, dict(keys), shapes, {name: str(tensor.precision) for name, tensor in tensors.items()})
+
+
+def _integers(ids: Tensor) -> TensorSource:
+    return TensorSource(tuple(ids.shape), lambda: ids.numpy(), INTEGERS)
 
 
 def _loader(tensor: Tensor) -> Callable[[], Floats]:

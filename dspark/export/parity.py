@@ -102,18 +102,25 @@ def _variant(drafter: DSparkDrafter, **changes: Any) -> DSparkDrafter:
 
 
 def rounded(
-    drafter: DSparkDrafter, dtype: torch.dtype, *, keep: Callable[[str], bool] = lambda name: False
+    drafter: DSparkDrafter,
+    dtype: torch.dtype,
+    *,
+    keep: Callable[[str], bool] = lambda name: False,
+    head: bool = False,
 ) -> DSparkDrafter:
     """A float32 copy whose trained weights have passed through `dtype`, as those of a stored checkpoint have.
 
     Args:
         keep: names of the weights that have not.
+        head: whether the rows of the target's head have: they lie in some files of reduced vocabularies.
     """
     copied = copy.deepcopy(drafter).float().eval()
     with torch.no_grad():
         for name, parameter in copied.named_parameters():
             if not keep(name):
                 parameter.copy_(parameter.to(dtype))
+        if head:
+            copied.head = copied.head.to(dtype).float()
     return copied
 
 

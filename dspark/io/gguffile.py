@@ -1,4 +1,4 @@
-"""GGUF files: keys and float tensors, written and read through the `gguf` package with the keys' names as they are.
+"""GGUF files: keys and tensors, written and read through the `gguf` package with the keys' names as they are.
 
 The package names no key of the architectures written here, and its helpers that do are of no use: every key is spelled
 out by whoever owns the format. A file is atomic, its bytes depend on its content alone, and tensors are made one at a
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 Precision = Literal["F32", "F16", "Q8_0"]
+INTEGERS: Literal["I64"] = "I64"  # a tensor of integers, such as token ids
 BLOCK = 32  # values that share a scale in Q8_0
 ARCHITECTURE = "general.architecture"
 FILE_TYPE = "general.file_type"
@@ -69,13 +71,13 @@ class TensorSource:
 
     Attributes:
         shape: row-major, as numpy has it; GGUF tools list it the other way round.
-        load: makes its values, float32 of that shape; called once, when it is this tensor's turn.
+        load: makes its values, float32 (int64 for integers) of that shape; called once, when it is this tensor's turn.
         precision: what is stored.
     """
 
     shape: tuple[int, ...]
-    load: Callable[[], Floats]
-    precision: Precision
+    load: Callable[[], Floats] | Callable[[], Integers]
+    precision: Precision | Literal["I64"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class GGUFFile:
         path: of the file.
         keys: without the counts and the version that every file begins with.
         shapes: of each tensor, row-major.
-        types: of each tensor: F32, F16, Q8_0, ...
+        types: of each tensor: F32, F16, Q8_0, I64, ...
     """
 
     path: Path
@@ -103,7 +105,7 @@ class GGUFFile:
         return {name: key for name, key in self.keys.items() if name.startswith(TOKENIZER)}
 
     def tensors(self) -> dict[str, Floats]:
-        """All tensors as float32, quantised ones decoded."""
+        """All tensors but those of integers as float32, quantised ones decoded."""
         package = gguf_package()
         reader = package.GGUFReader(self.path)
         return {
@@ -111,6 +113,16 @@ class GGUFFile:
                 self.shapes[tensor.name]
             )
             for tensor in reader.tensors
+            if self.types[tensor.name] != INTEGERS
+        }
+
+    def integers(self) -> dict[str, Integers]:
+        """All tensors of integers."""
+        reader = gguf_package().GGUFReader(self.path)
+        return {
+            tensor.name: np.array(tensor.data, np.int64)
+            for tensor in reader.tensors
+            if self.types[tensor.name] == INTEGERS
         }
 
 
@@ -171,8 +183,7 @@ def write_gguf(path: Path, keys: Keys, tensors: Mapping[str, TensorSource]) -> N
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for tensor in tensors.values():
-                values = np.ascontiguousarray(tensor.load(), np.float32).reshape(tensor.shape)
-                writer.write_tensor_data(package.quants.quantize(values, types[tensor.precision]))
+                writer.write_tensor_data(_stored(package, tensor))
         finally:
             writer.close()
 
@@ -202,7 +213,17 @@ def read_gguf(path: Path) -> GGUFFile:
     return GGUFFile(path, keys, shapes, types)
 
 
+def _stored(package: ModuleType, tensor: TensorSource) -> NDArray[Any]:
+    kind = np.int64 if tensor.precision == INTEGERS else np.float32
+    values = np.ascontiguousarray(tensor.load(), kind).reshape(tensor.shape)
+    if tensor.precision == INTEGERS:
+        return values
+    quantised: NDArray[Any] = package.quants.quantize(values, package.GGMLQuantizationType[tensor.precision])
+    return quantised
+
+
 def _bytes(tensor: TensorSource) -> int:
     count = int(np.prod(tensor.shape))
     # A block of Q8_0 is a scale of two bytes and one byte per value.
-    return {"F32": 4 * count, "F16": 2 * count, "Q8_0": count // BLOCK * (BLOCK + 2)}[tensor.precision]
+    sizes = {"F32": 4 * count, "F16": 2 * count, "Q8_0": count // BLOCK * (BLOCK + 2), INTEGERS: 8 * count}
+    return sizes[tensor.precision]

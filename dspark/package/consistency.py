@@ -127,7 +127,9 @@ def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:
     _check_vllm(manifest.drafter.gamma, contents)
     _check_tensorrt_llm(manifest, scheduler, contents)
     if GGUF in contents:
-        _check_gguf(manifest, _typed(contents, DRAFTER_CONFIG, dict), _typed(contents, GGUF, GGUFHeader))
+        header = _typed(contents, GGUF, GGUFHeader)
+        _check_gguf(manifest, _typed(contents, DRAFTER_CONFIG, dict), header)
+        _check_gguf_vocabulary(manifest, header, contents)
     if "engines/onnxruntime/io.json" in contents:
         _check_onnx(manifest, _typed(contents, "engines/onnxruntime/io.json", OnnxIO))
     if "engines/tensorrt/build.json" in contents:
@@ -244,6 +246,28 @@ def _check_gguf(manifest: Manifest, value: dict[str, Any], header: GGUFHeader) -
         "tokenizer.ggml.tokens": manifest.inputs.target.vocab_physical,  # how many there are
     }
     _compare(GGUF, {key: (header.keys.get(key), wanted) for key, wanted in expected.items()})
+
+
+def _check_gguf_vocabulary(manifest: Manifest, header: GGUFHeader, contents: Mapping[str, Content]) -> None:
+    """A file drafts from the reduced vocabulary, its rows and their ids with it, or from the whole one."""
+    drafter, target = manifest.drafter, manifest.inputs.target
+    width, ids = header.keys["dflash.embedding_length"], header.draft_ids
+    rows = target.vocab_physical if ids is None else drafter.draft_vocab
+    expected: dict[str, tuple[int, ...] | None] = {
+        "markov_w1.weight": (target.vocab_physical, drafter.markov.rank),
+        "markov_w2.weight": (rows, drafter.markov.rank),
+        "output.weight": None if ids is None else (rows, width),
+        "d2t": None if ids is None else (rows,),
+    }
+    _compare(GGUF, {name: (header.shapes.get(name), shape) for name, shape in expected.items()})
+    if ids is None:
+        return
+    if list(ids) != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= target.vocab_physical:
+        raise ValueError(f"{GGUF} d2t: not ascending ids in a vocabulary of {target.vocab_physical}")
+    if "engines/onnxruntime/io.json" in contents:
+        theirs = _typed(contents, "engines/onnxruntime/io.json", OnnxIO).draft_token_ids
+        if ids != theirs:
+            raise ValueError(f"{GGUF} d2t: other tokens than engines/onnxruntime/io.json has")
 
 
 def _check_recipe(manifest: Manifest, recipe: Recipe, onnx: OnnxIO) -> None:

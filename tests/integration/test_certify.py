@@ -35,8 +35,14 @@ class Served:
     url: str
 
 
-@pytest.fixture(scope="module")
-def served(new_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, ascii_tokens: Any) -> Iterator[Served]:
+@pytest.fixture(scope="module", params=[False, True], ids=["whole", "reduced"])
+def served(
+    request: pytest.FixtureRequest,
+    new_sandbox: Sandbox,
+    tmp_path_factory: pytest.TempPathFactory,
+    ascii_tokens: Any,
+) -> Iterator[Served]:
+    """With a drafter of the whole vocabulary, and with one of three quarters of it and no constant channel."""
     import torch
 
     from dspark.config.models import DrafterSettings
@@ -53,11 +59,16 @@ def served(new_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory, ascii
     root, folder = new_sandbox.root, tmp_path_factory.mktemp("served")
     record = materialise(read_target(root / "pipeline/targets", "tiny", root=root), root=root)
     target = load_target(record, root)
-    settings = DrafterSettings.model_validate({"gamma": 3, "layers": 1, "markov": {"rank": 64}})
-    drafter = DSparkDrafter(DrafterConfig.of(record, settings), target.embedding, target.head, seed=1)
+    vocabulary = record.vocab_physical
+    ids = torch.arange(vocabulary // 4, vocabulary) if request.param else None
+    settings = DrafterSettings.model_validate(
+        {"gamma": 3, "layers": 1, "markov": {"rank": 64}, "draft_vocab_size": None if ids is None else len(ids)}
+    )
+    drafter = DSparkDrafter(DrafterConfig.of(record, settings), target.embedding, target.head, ids, seed=1)
     with torch.no_grad():  # it proposes what stands before: a random target says some tokens over and over
-        drafter.markov_head.markov_w1.weight.copy_(torch.randn(record.vocab_physical, 64))
-        drafter.markov_head.markov_w2.weight.copy_(drafter.markov_head.markov_w1.weight)
+        rows = torch.randn(vocabulary, 64)
+        drafter.markov_head.markov_w1.weight.copy_(rows)
+        drafter.markov_head.markov_w2.weight.copy_(rows if ids is None else rows[ids])
     tokens = ascii_tokens(folder / "tokens.gguf", record.vocab_physical)
     write_target_gguf(folder / "target.gguf", record, root, origin=tokens)
     write_drafter_gguf(folder / "drafter.gguf", drafter.eval(), read_gguf(folder / "target.gguf"))

@@ -86,8 +86,10 @@ class Made:
         return agree_with_llamacpp(self.target, self.drafter, self.file, prompts, work, max_new_tokens=12)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, ascii_tokens: Any) -> Made:
+@pytest.fixture(scope="module", params=[None, 200], ids=["whole", "reduced"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ascii_tokens: Any) -> Made:
+    """With the whole vocabulary of 280, and with its last 200."""
+    draft_vocab: int | None = request.param
     root = tmp_path_factory.mktemp("llamacpp")
     config = {
         "model_type": "llama",
@@ -104,11 +106,15 @@ def made(tmp_path_factory: pytest.TempPathFactory, ascii_tokens: Any) -> Made:
     spec = {"name": "llama", "source": {"kind": "random", "seed": 0, "config": config}, "dtype": "float32"}
     record = materialise(TargetSpec.model_validate(spec), root=root)
     target = load_target(record, root)
-    shape = DrafterSettings.model_validate({"gamma": GAMMA, "layers": 1, "markov": {"rank": 64}})
-    drafter = DSparkDrafter(DrafterConfig.of(record, shape), target.embedding, target.head, seed=2).eval()
+    settings = {"gamma": GAMMA, "layers": 1, "markov": {"rank": 64}, "draft_vocab_size": draft_vocab}
+    shape = DrafterConfig.of(record, DrafterSettings.model_validate(settings))
+    ids = None if draft_vocab is None else torch.arange(280 - draft_vocab, 280)
+    drafter = DSparkDrafter(shape, target.embedding, target.head, ids, seed=2).eval()
     with torch.no_grad():  # it proposes what stands before: a random target says some tokens over and over
-        drafter.markov_head.markov_w1.weight.copy_(torch.randn(280, 64, generator=torch.Generator().manual_seed(1)))
-        drafter.markov_head.markov_w2.weight.copy_(drafter.markov_head.markov_w1.weight)
+        rows = torch.randn(280, 64, generator=torch.Generator().manual_seed(1))
+        drafter.markov_head.markov_w1.weight.copy_(rows)
+        drafter.markov_head.reset_constant_channel()
+        drafter.markov_head.markov_w2.weight.copy_(rows if ids is None else rows[ids])
     drafter.requires_grad_(False)
     write_target_gguf(root / "target.gguf", record, root, origin=ascii_tokens(root / "tokens.gguf", 280))
     generator = np.random.default_rng(0)
@@ -153,7 +159,7 @@ def test_an_engine_that_drafts_as_torch_is_certified(made: Made, tmp_path: Path)
 def test_an_engine_that_drafts_otherwise_disagrees(made: Made, tmp_path: Path):
     """The file is wrong in one key: the engine loads it, answers rightly, and accepts something else."""
     good = made.export(tmp_path / "export")
-    fault = faults(made.drafter, made.stored)["sample_from_anchor false"]
+    fault = faults(made.drafter)["sample_from_anchor false"]
     write_with_fault(tmp_path / "wrong.gguf", made.drafter, made.stored, fault)
     entry = made.certify(tmp_path / "wrong.gguf", tmp_path / "work", good)
     assert entry.status == "disagrees" and re.search("the engine drafts something else|apart", entry.reason)

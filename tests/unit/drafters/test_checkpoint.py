@@ -12,7 +12,7 @@ from dspark.drafters.checkpoint import (
     write_training_checkpoint,
     write_union,
 )
-from dspark.errors import IntegrityError, StageError
+from dspark.errors import IntegrityError, SettingsError, StageError
 from dspark.io.digest import digest_file
 
 ANCHORS = torch.tensor([8, 31])
@@ -310,6 +310,17 @@ def test_equal_drafters_give_equal_files(tmp_path, make_drafter, record):
         write_union(tmp_path / name, make_drafter(draft_vocab_size=10), record)
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_reduced_vocabulary_without_the_constant_channel_becomes_no_whole_one(tmp_path, make_drafter, record):
+    """Its other tokens could not be kept out: -1000 times whatever stands in channel 0 may be a large bias."""
+    drafter = make_drafter(draft_vocab_size=10)
+    drafter.markov_head.markov_w1.weight[3, 0] = -1
+    with pytest.raises(SettingsError, match="no constant channel"):
+        write_union(tmp_path, drafter, record)
+    write_training_checkpoint(tmp_path, drafter, record)
+    again = read_checkpoint(tmp_path, drafter.embedding, whole_head(make_drafter))
+    assert torch.equal(again.markov_head.markov_w1.weight, drafter.markov_head.markov_w1.weight)
 
 
 def test_union_tensors_leave_the_drafter_as_it_is(make_drafter):

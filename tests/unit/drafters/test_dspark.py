@@ -242,6 +242,19 @@ def test_the_constant_channel_gets_no_gradient(make_drafter):
     assert (w2 != 0).all()  # channel 0 of W2 is a bias per token, and trained
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_stored_channel_counts_as_it_is(make_drafter, gradients):
+    """A reduced drafter from elsewhere has no constant in channel 0; nothing is put in its place."""
+    drafter = make_drafter(draft_vocab_size=10)
+    assert drafter.markov_head.constant_channel
+    w1, w2 = drafter.markov_head.markov_w1.weight, drafter.markov_head.markov_w2.weight
+    w1[:, 0] = torch.arange(40) / 10
+    assert not drafter.markov_head.constant_channel
+    previous = torch.tensor([7, 0, 39])
+    with torch.set_grad_enabled(gradients):
+        assert torch.allclose(drafter.markov_bias(previous), w1[previous] @ w2.T, atol=1e-6)
+
+
 def test_the_target_s_tensors_are_shared_and_never_trained(make_config):
     embedding, head = torch.randn(40, 32), torch.randn(40, 32)
     drafter = DSparkDrafter(make_config(), embedding, head)

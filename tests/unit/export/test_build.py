@@ -235,14 +235,42 @@ def test_rounding_leaves_the_targets_tensors_and_the_drafter_alone(make: Any):
     assert torch.equal(made.drafter.fc.weight, before) and coarse.fc.weight.dtype == torch.float32
     assert torch.equal(coarse.fc.weight, before.bfloat16().float()) and not torch.equal(coarse.fc.weight, before)
     assert torch.equal(coarse.embedding, made.embedding.float())
+    made.drafter.head = made.drafter.head.float() + 1e-4
+    fine = made.drafter.head
+    assert torch.equal(rounded(made.drafter, torch.bfloat16).head, fine)
+    stored = rounded(made.drafter, torch.float16, head=True)
+    assert torch.equal(stored.head, fine.half().float()) and torch.equal(made.drafter.head, fine)
 
 
-def test_the_gguf_file_holds_the_drafter_in_half_precision(trained: Any, blocks_of: Any, tmp_path: Path):
+@pytest.mark.parametrize("draft_vocab_size", [23, None])
+def test_the_gguf_file_holds_the_drafter_in_half_precision(
+    make: Any, blocks_of: Any, tmp_path: Path, draft_vocab_size: int | None
+):
+    trained = make(draft_vocab_size=draft_vocab_size)
     report = run(trained, blocks_of(24), tmp_path, target_file=lambda: as_gguf(trained))
     assert set(report.dialects) == {"union", "gguf"} and report.absent == {}
     assert (report.dialects["gguf"].verdict, report.dialects["gguf"].blocks) == ("equal", 24)
     assert [path.name for path in (tmp_path / "llamacpp").iterdir()] == ["drafter.gguf"]
     assert run(trained, blocks_of(8), tmp_path / "off", NO_ONNX.model_copy(update={"gguf": False})).absent == {}
+
+
+@pytest.mark.parametrize("faulty", ["ids", "head"])
+def test_a_gguf_file_with_another_reduced_vocabulary_is_refused(
+    trained: Any, blocks_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulty: str
+):
+    real = build_module.write_drafter_gguf
+
+    def worse(path: Path, drafter: DSparkDrafter, target: GGUFFile, **more: Any) -> None:
+        wrong = copy.deepcopy(drafter)
+        if faulty == "ids":
+            wrong.draft_token_ids = (wrong.draft_token_ids + 1) % 61
+        else:
+            wrong.head = wrong.head.roll(1, 0)
+        real(path, wrong, target, **more)
+
+    monkeypatch.setattr(build_module, "write_drafter_gguf", worse)
+    with pytest.raises(GateError, match="export gguf: "):
+        run(trained, blocks_of(24), tmp_path, target_file=lambda: as_gguf(trained))
 
 
 def test_a_target_that_cannot_be_written_leaves_the_gguf_file_out_with_the_reason(

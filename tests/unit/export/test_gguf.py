@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.drafters.checkpoint import UNREACHABLE, union_tensors
+from dspark.drafters.checkpoint import union_tensors
 from dspark.engines import ENGINES
 from dspark.errors import DataError, IntegrityError, SettingsError
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.export.dflash import drafter_keys, file_problems
-from dspark.export.gguf import load_drafter_gguf, read_drafter_gguf, write_drafter_gguf, write_with_fault
+from dspark.export.gguf import Fault, load_drafter_gguf, read_drafter_gguf, write_drafter_gguf, write_with_fault
 from dspark.io.gguffile import GGUFFile, Key, TensorSource, read_gguf, write_gguf
 
 VOCABULARY, HIDDEN, LAYERS = 61, 24, 6
@@ -39,9 +39,18 @@ def target_file(**changes: Key) -> GGUFFile:
 
 @pytest.fixture(scope="module")
 def written(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
+    """The file of a drafter that may propose 23 of the 61 tokens."""
     path = tmp_path_factory.mktemp("gguf") / "drafter.gguf"
     write_drafter_gguf(path, trained.drafter, target_file())
     return read_gguf(path)
+
+
+def stored(file: GGUFFile, **changes: np.ndarray) -> dict[str, TensorSource]:
+    """The tensors of a file, to be written again; names of the changes with `_` for `.`."""
+    values: dict[str, np.ndarray] = {**file.tensors(), **file.integers()}
+    values |= {name.replace("_weight", ".weight"): value for name, value in changes.items()}
+    kinds = {name: "I64" if value.dtype == np.int64 else "F32" for name, value in values.items()}
+    return {name: TensorSource(value.shape, lambda v=value: v, kinds[name]) for name, value in values.items()}
 
 
 def test_the_keys_are_those_that_llamacpp_reads(written: GGUFFile):
@@ -72,7 +81,14 @@ def test_the_keys_are_those_that_llamacpp_reads(written: GGUFFile):
     }
 
 
-def test_the_tensors_have_llamacpps_names_and_the_whole_vocabulary(written: GGUFFile):
+@pytest.mark.parametrize("reduced", [True, False])
+def test_the_tensors_have_llamacpps_names_and_the_drafters_vocabulary(
+    written: GGUFFile, make: Any, tmp_path: Path, reduced: bool
+):
+    """engine-formats.md, section 3.3; with the whole vocabulary the head is the target's."""
+    if not reduced:
+        write_drafter_gguf(tmp_path / "whole.gguf", make(draft_vocab_size=None).drafter, target_file())
+        written = read_gguf(tmp_path / "whole.gguf")
     layer = {
         "attn_norm": (24,),
         "ffn_norm": (24,),
@@ -91,21 +107,24 @@ def test_the_tensors_have_llamacpps_names_and_the_whole_vocabulary(written: GGUF
         "enc.output_norm.weight": (24,),
         "output_norm.weight": (24,),
         "markov_w1.weight": (61, 6),
-        "markov_w2.weight": (61, 6),
+        "markov_w2.weight": (23, 6) if reduced else (61, 6),
         "conf_proj.weight": (1, 30),
         "conf_proj.bias": (1,),
+        **({"output.weight": (23, 24), "d2t": (23,)} if reduced else {}),
         **{f"blk.{number}.{name}.weight": shape for number in (0, 1) for name, shape in layer.items()},
     }
 
 
 def test_the_drafter_comes_back_bit_by_bit(trained: Any, written: GGUFFile):
     read = read_drafter_gguf(written.path, trained.drafter.config, target_file())
-    expected = union_tensors(trained.drafter)
+    ids = trained.drafter.draft_token_ids
+    expected = {**trained.drafter.state_dict(), "head": trained.head[ids]}
     assert read.state.keys() == expected.keys()
     for name, values in read.state.items():
         assert np.array_equal(values, expected[name].float().numpy()), name
-    # Of the 61 tokens 23 may be drafted; the others sink.
-    assert int((read.state["markov_head.markov_w2.weight"][:, 0] == UNREACHABLE).sum()) == 61 - 23
+    # Absolute ids; checkpoints in safetensors have offsets.
+    assert read.draft_token_ids is not None and read.draft_token_ids.tolist() == ids.tolist()
+    assert read.file.types["d2t"] == "I64"
 
 
 @pytest.mark.parametrize("precision", ["F16", "Q8_0"])
@@ -117,6 +136,7 @@ def test_smaller_files_keep_vectors_and_confidence_exact(trained: Any, tmp_path:
     # Rows of 24 do not divide into blocks of 32: Q8_0 leaves those matrices in F16.
     assert read.file.types["blk.0.attn_q.weight"] == "F16"
     assert read.file.types["blk.0.attn_output.weight"] == precision  # rows of 32
+    assert (read.file.types["output.weight"], read.file.types["d2t"]) == ("F16", "I64")
     half = trained.drafter.fc.weight.half().float().numpy()
     assert np.array_equal(read.state["fc.weight"], half)
 
@@ -169,7 +189,15 @@ def test_a_right_file_has_no_problem(trained: Any, written: GGUFFile):
     [
         ("fc.weight", None, None, "tensor fc.weight is missing"),
         ("blk.1.attn_q_norm.weight", None, None, "tensor blk.1.attn_q_norm.weight is missing"),
-        ("output.weight", (61, 24), "F32", "tensor output.weight is unexpected"),
+        ("token_embd.weight", (61, 24), "F32", "tensor token_embd.weight is unexpected"),
+        ("output.weight", None, None, "tensor output.weight is missing"),
+        ("output.weight", (61, 24), "F32", r"tensor output.weight is \[61, 24\], not \[23, 24\]"),
+        ("d2t", None, None, "tensor d2t is missing"),
+        ("d2t", (24,), "I64", r"tensor d2t is \[24\], not \[23\]"),
+        ("d2t", (23,), "I32", "tensor d2t is I32, it must be I64"),
+        ("d2t", (23,), "F32", "tensor d2t is F32, it must be I64"),
+        ("fc.weight", (24, 48), "I64", "tensor fc.weight is I64, which are integers"),
+        ("markov_w2.weight", (61, 6), "F32", r"tensor markov_w2.weight is \[61, 6\], not \[23, 6\]"),
         ("conf_proj.weight", (1, 24), "F32", r"conf_proj.weight is \[1, 24\], not \[1, 30\]"),
         ("conf_proj.weight", (1, 30), "F16", "conf_proj.weight is F16, it must be F32"),
         ("output_norm.weight", (24,), "F16", "output_norm.weight is F16, it must be F32"),
@@ -185,8 +213,42 @@ def test_every_wrong_tensor_is_named(trained: Any, written: GGUFFile, name: str,
     assert re.search(said, "; ".join(problems)), problems
 
 
+@pytest.mark.parametrize("extra", ["output.weight", "d2t"])
+def test_a_file_of_the_whole_vocabulary_has_no_tensors_of_a_reduced_one(
+    make: Any, written: GGUFFile, tmp_path: Path, extra: str
+):
+    drafter = make(draft_vocab_size=None).drafter
+    write_drafter_gguf(tmp_path / "whole.gguf", drafter, target_file())
+    tensors = stored(read_gguf(tmp_path / "whole.gguf")) | {extra: stored(written)[extra]}
+    write_gguf(tmp_path / "more.gguf", written.keys, tensors)
+    with pytest.raises(IntegrityError, match=f"tensor {extra} is unexpected"):
+        read_drafter_gguf(tmp_path / "more.gguf", drafter.config, target_file())
+
+
+BAD_IDS = [
+    ([*range(22), 61], r"d2t: \[61\] are no ids in a vocabulary of 61"),
+    ([-1, *range(22)], r"d2t: \[-1\] are no ids in a vocabulary of 61"),
+    # Offsets of ids 3, 4, 5, 9, 10, ... from 0, 1, 2, ...
+    ([3, 3, 3, *[6] * 20], "d2t: 21 of 23 ids are there already .they must be ids, not offsets."),
+]
+
+
+@pytest.mark.parametrize(("ids", "said"), BAD_IDS)
+def test_ids_that_are_none_are_refused(trained: Any, written: GGUFFile, tmp_path: Path, ids: list[int], said: str):
+    write_gguf(tmp_path / "bad.gguf", written.keys, stored(written, d2t=np.array(ids)))
+    with pytest.raises(IntegrityError, match=said):
+        read_drafter_gguf(tmp_path / "bad.gguf", trained.drafter.config, target_file())
+
+
+def test_a_fault_of_the_ids_goes_round_the_end_of_the_vocabulary(trained: Any, written: GGUFFile, tmp_path: Path):
+    write_with_fault(tmp_path / "fault.gguf", trained.drafter, target_file(), Fault(shift=1))
+    faulty, right = read_gguf(tmp_path / "fault.gguf"), written.integers()["d2t"]
+    assert faulty.integers()["d2t"].tolist() == [(token + 1) % 61 for token in right.tolist()]
+    assert faulty.keys == written.keys and faulty.shapes == written.shapes
+
+
 def test_reading_names_all_problems_at_once(trained: Any, tmp_path: Path):
-    fault = {"dflash.block_size": Key(9, "UINT32"), MASK: Key(0, "UINT32")}
+    fault = Fault({"dflash.block_size": Key(9, "UINT32"), MASK: Key(0, "UINT32")})
     write_with_fault(tmp_path / "bad.gguf", trained.drafter, target_file(), fault)
     with pytest.raises(IntegrityError, match=r"bad\.gguf: dflash\.block_size is 9, not 3; .*mask_token_id is 0, not 3"):
         read_drafter_gguf(tmp_path / "bad.gguf", trained.drafter.config, target_file())
@@ -195,7 +257,7 @@ def test_reading_names_all_problems_at_once(trained: Any, tmp_path: Path):
 def test_weights_that_are_not_finite_are_refused(make: Any, tmp_path: Path):
     drafter = make().drafter
     drafter.fc.weight[0, 0] = torch.nan
-    write_with_fault(tmp_path / "nan.gguf", drafter, target_file(), {})
+    write_with_fault(tmp_path / "nan.gguf", drafter, target_file(), Fault())
     with pytest.raises(IntegrityError, match=r"not finite: fc\.weight"):
         read_drafter_gguf(tmp_path / "nan.gguf", drafter.config, target_file())
 
@@ -224,15 +286,44 @@ def test_what_llamacpp_cannot_run_is_refused_with_the_reason(make: Any, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+SIZES = {"llama.block_count": Key(3, "UINT32"), "llama.embedding_length": Key(32, "UINT32")}
+
+
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     """A target, a drafter for it, and its file as anybody might have written it."""
     target = tiny_target(VOCABULARY)
     drafter = tiny_drafter(target, 3)
     path = tmp_path_factory.mktemp("foreign") / "drafter.gguf"
-    sizes = {"llama.block_count": Key(3, "UINT32"), "llama.embedding_length": Key(32, "UINT32")}
-    write_drafter_gguf(path, drafter, target_file(**sizes))
+    write_drafter_gguf(path, drafter, target_file(**SIZES))
     return target, drafter, path
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A reduced file whose W1 has no constant channel, whose ids are in no order and whose head is its own."""
+
+    target: Any
+    file: GGUFFile
+    values: dict[str, np.ndarray]
+    ids: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
+    target = tiny_target(VOCABULARY)
+    folder, generator = tmp_path_factory.mktemp("elsewhere"), np.random.default_rng(0)
+    write_drafter_gguf(folder / "ours.gguf", tiny_drafter(target, 3, draft_token_ids=range(20)), target_file(**SIZES))
+    ids = generator.permutation(VOCABULARY)[:20].astype(np.int64)
+    changes = {
+        "markov_w1_weight": generator.standard_normal((VOCABULARY, 4)).astype(np.float32),
+        "output_weight": generator.standard_normal((20, 32)).astype(np.float32),
+        "d2t": ids,
+    }
+    ours = read_gguf(folder / "ours.gguf")
+    write_gguf(folder / "drafter.gguf", ours.keys, stored(ours, **changes))
+    file = read_gguf(folder / "drafter.gguf")
+    return Elsewhere(target, file, file.tensors(), ids)
 
 
 def load(path: Path, target: Any) -> Any:
@@ -249,6 +340,56 @@ def test_a_file_from_elsewhere_becomes_the_drafter_that_it_describes(foreign: tu
     for name, values in loaded.state_dict().items():
         assert torch.equal(values, drafter.state_dict()[name]), name
     assert loaded.head is target.head or torch.equal(loaded.head, target.head)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_reduced_file_from_elsewhere_is_loaded_as_it_is(elsewhere: Elsewhere, gradients: bool):
+    """Logits of every id by hand from the file: row i of its head and of its W2 are those of token d2t[i]."""
+    drafter, values = load(elsewhere.file.path, elsewhere.target), elsewhere.values
+    assert drafter.draft_token_ids.tolist() == sorted(elsewhere.ids.tolist())
+    generator = np.random.default_rng(1)
+    hidden = generator.standard_normal((5, 32)).astype(np.float32)
+    previous = generator.integers(0, VOCABULARY, 5)
+    rows = hidden @ values["output.weight"].T + values["markov_w1.weight"][previous] @ values["markov_w2.weight"].T
+    with torch.set_grad_enabled(gradients):
+        found = drafter.base_logits(torch.tensor(hidden)) + drafter.markov_bias(torch.tensor(previous))
+    order = {token: row for row, token in enumerate(elsewhere.ids.tolist())}
+    columns = [order[token] for token in drafter.draft_token_ids.tolist()]
+    assert np.allclose(found.numpy(), rows[:, columns], atol=1e-4)
+    best = drafter.to_target_ids(found.argmax(-1))
+    assert best.tolist() == elsewhere.ids[rows.argmax(-1)].tolist()
+
+
+def test_a_reduced_file_from_elsewhere_survives_being_written_again(elsewhere: Elsewhere, tmp_path: Path):
+    drafter = load(elsewhere.file.path, elsewhere.target)
+    write_drafter_gguf(tmp_path / "again.gguf", drafter, target_file(**SIZES))
+    again = load(tmp_path / "again.gguf", elsewhere.target)
+    assert torch.equal(again.head, drafter.head) and torch.equal(again.draft_token_ids, drafter.draft_token_ids)
+    for name, values in again.state_dict().items():
+        assert torch.equal(values, drafter.state_dict()[name]), name
+    with pytest.raises(SettingsError, match="no constant channel cannot be written with the whole one"):
+        union_tensors(drafter)
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([*range(19), 61], r"\[61\] are no ids in a vocabulary of 61"),
+        ([-5, *range(19)], r"\[-5\] are no ids in a vocabulary of 61"),
+        ([7] * 20, "19 of 20 ids are there already"),
+        (list(range(19)), r"markov_w2.weight is \[20, 4\], not \[19, 4\]"),
+    ],
+)
+def test_a_reduced_file_whose_ids_are_none_is_refused(elsewhere: Elsewhere, tmp_path: Path, ids: list[int], said: str):
+    write_gguf(tmp_path / "d.gguf", elsewhere.file.keys, stored(elsewhere.file, d2t=np.array(ids)))
+    with pytest.raises(IntegrityError, match=said):
+        load(tmp_path / "d.gguf", elsewhere.target)
+
+
+def test_ids_of_every_token_are_no_reduced_vocabulary(elsewhere: Elsewhere, tmp_path: Path):
+    write_gguf(tmp_path / "d.gguf", elsewhere.file.keys, stored(elsewhere.file, d2t=np.arange(VOCABULARY)))
+    with pytest.raises(DataError, match="draft_vocab_size must be smaller than vocab_size"):
+        load(tmp_path / "d.gguf", elsewhere.target)
 
 
 @pytest.mark.parametrize(
@@ -271,8 +412,7 @@ def test_drafters_of_another_kind_are_refused(
     target, _, path = foreign
     file = read_gguf(path)
     keys = {name: key for name, key in {**file.keys, **changes}.items() if key is not None}
-    tensors = {name: TensorSource(values.shape, lambda v=values: v, "F32") for name, values in file.tensors().items()}
-    write_gguf(tmp_path / "d.gguf", keys, tensors)
+    write_gguf(tmp_path / "d.gguf", keys, stored(file))
     with pytest.raises(DataError, match=re.escape(said)):
         load(tmp_path / "d.gguf", target)
 
@@ -290,11 +430,7 @@ def test_drafters_without_a_part_are_refused(
 ):
     target, _, path = foreign
     file = read_gguf(path)
-    tensors = {
-        name: TensorSource(values.shape, lambda v=values: v, "F32")
-        for name, values in file.tensors().items()
-        if name != dropped
-    }
+    tensors = {name: source for name, source in stored(file).items() if name != dropped}
     write_gguf(tmp_path / "d.gguf", file.keys, tensors)
     with pytest.raises(error, match=re.escape(said)):
         load(tmp_path / "d.gguf", target)

@@ -26,8 +26,10 @@ def tensors(seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, TensorSourc
         "half": generator.standard_normal((3, 5)).astype(np.float32),
         "packed": generator.standard_normal((3, 64)).astype(np.float32),
         "whole": generator.standard_normal((2, 3)).astype(np.float32),
+        # No float32 tells these apart.
+        "ids": np.array([2**40, 2**40 + 1, -7], np.int64),
     }
-    kinds = {"norm": "F32", "half": "F16", "packed": "Q8_0", "whole": "F32"}
+    kinds = {"norm": "F32", "half": "F16", "packed": "Q8_0", "whole": "F32", "ids": "I64"}
     return values, {
         name: TensorSource(value.shape, lambda value=value: value, kinds[name]) for name, value in values.items()
     }
@@ -39,9 +41,11 @@ def test_keys_and_tensors_come_back_as_they_were(tmp_path: Path):
     file = read_gguf(tmp_path / "x.gguf")
     assert file.keys == KEYS and list(file.keys) == list(KEYS)
     assert file.shapes == {name: value.shape for name, value in values.items()}
-    assert file.types == {"norm": "F32", "half": "F16", "packed": "Q8_0", "whole": "F32"}
+    assert file.types == {"norm": "F32", "half": "F16", "packed": "Q8_0", "whole": "F32", "ids": "I64"}
     assert (file.value("dflash.block_size"), file.value("nothing")) == (7, None)
-    read = file.tensors()
+    read, integers = file.tensors(), file.integers()
+    assert set(read) == {"norm", "half", "packed", "whole"} and set(integers) == {"ids"}
+    assert np.array_equal(integers["ids"], values["ids"]) and integers["ids"].dtype == np.int64
     assert np.array_equal(read["norm"], values["norm"]) and np.array_equal(read["whole"], values["whole"])
     assert np.array_equal(read["half"], values["half"].astype(np.float16).astype(np.float32))
     # A block of 32 has one scale, its largest magnitude / 127 in float16: half a step, and what rounding it costs.

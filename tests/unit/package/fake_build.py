@@ -31,7 +31,7 @@ from dspark.evaluation.entry import (
 from dspark.export.report import Comparison, ParityReport, Probes
 from dspark.features.store import FeatureManifest, ShardEntry
 from dspark.io.digest import digest_file
-from dspark.io.jsonfile import write_json, write_model
+from dspark.io.jsonfile import read_json, read_model, write_json, write_model
 from dspark.measured import Measured
 from dspark.package.lineage import Lineage
 from dspark.package.sources import Sources
@@ -134,6 +134,18 @@ def make(root: Path) -> Sources:
         certificates={name: root / "certify" / f"{name}.json" for name in (CPU, ELSEWHERE)},
         lineage=lineage(),
     )
+
+
+def reduce(sources: Sources, ids: tuple[int, ...]) -> Sources:
+    """The same build with a drafter that proposes these tokens alone."""
+    described = sources.export / "drafter/config.json"
+    value = read_json(described)
+    value["dspark"]["proposed_vocab_size"] = len(ids)
+    write_json(described, value)
+    onnx = read_model(sources.export / "onnxruntime/io.json", OnnxIO)
+    changes = {"draft_vocab_size": len(ids), "draft_token_ids": ids}
+    write_model(sources.export / "onnxruntime/io.json", onnx.model_copy(update=changes))
+    return sources
 
 
 def lineage() -> Lineage:
