@@ -188,10 +188,13 @@ class CorpusSettings(Settings):
 # ---------------------------------------------------------------- recipe
 
 
-class MarkovSettings(Settings):
-    """The sequential head (DSpark, section 3.1)."""
+MarkovType = Literal["vanilla", "gated", "rnn"]
 
-    type: Literal["vanilla"] = "vanilla"
+
+class MarkovSettings(Settings):
+    """The sequential head (DSpark, section 3.1; "gated" is in DeepSpec's code). Not every engine runs each type."""
+
+    type: MarkovType = "vanilla"
     rank: int = Field(default=256, gt=0)
 
 

@@ -108,11 +108,11 @@ class TorchProposer:
         drafter = self.drafter
         hidden = drafter.block_from_cache(anchors, self._context)  # [B, gamma, d]
         base = drafter.base_logits(hidden)  # [B, gamma, Vd]
-        previous = anchors
+        chain, previous = drafter.chain(), anchors
         before, tokens, indices, probs = [], [], [], []
         for position in range(base.shape[1]):
             before.append(previous)
-            logits = base[:, position] + drafter.markov_bias(previous)
+            logits = base[:, position] + chain.bias(previous, hidden[:, position])
             if temperature == 0:
                 index = logits.argmax(-1)
             else:
@@ -151,12 +151,14 @@ def proposable(drafter: DSparkDrafter) -> DSparkDrafter:
     from dspark.drafters.checkpoint import UNREACHABLE
     from dspark.drafters.dspark import DSparkDrafter
 
-    weights = drafter.markov_head.markov_w2.weight
+    head, config = drafter.markov_head, drafter.config
+    weights = head.markov_w2.weight
     reachable = weights[:, 0] > UNREACHABLE / 2
-    if drafter.config.draft_vocab_size is not None or not drafter.markov_head.constant_channel or bool(reachable.all()):
+    biased = config.draft_vocab_size is None and config.markov_type == "vanilla" and head.constant_channel
+    if not biased or bool(reachable.all()):
         return drafter
     ids = reachable.nonzero()[:, 0]
-    config = drafter.config.model_copy(update={"draft_vocab_size": len(ids)})
+    config = config.model_copy(update={"draft_vocab_size": len(ids)})
     reduced = DSparkDrafter(config, drafter.embedding, drafter.head, ids)
     state = drafter.state_dict()
     state["markov_head.markov_w2.weight"] = weights[ids]

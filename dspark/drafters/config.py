@@ -6,11 +6,11 @@ the recipe's (DSpark, section 3.1; DeepSpec's config.json).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dspark.config.models import DrafterSettings
+from dspark.config.models import DrafterSettings, MarkovType
 from dspark.errors import SettingsError
 from dspark.io.jsonfile import validation_text
 
@@ -31,6 +31,7 @@ class DrafterConfig(BaseModel):
         rope: the target's `rope_parameters` (with `rope_type` and `rope_theta`).
         vocab_size: the target's physical vocabulary, V.
         draft_vocab_size: tokens the drafter may propose, Vd; None: all V.
+        markov_type: of the sequential head; heads other than "vanilla" have the whole vocabulary.
         markov_rank: r.
     """
 
@@ -49,7 +50,7 @@ class DrafterConfig(BaseModel):
     rope: dict[str, Any]
     max_position: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
-    markov_type: Literal["vanilla"] = "vanilla"
+    markov_type: MarkovType = "vanilla"
     markov_rank: int = Field(gt=1)
     draft_vocab_size: int | None = Field(default=None, gt=1)
     attention_bias: bool = False
@@ -73,6 +74,9 @@ class DrafterConfig(BaseModel):
             raise ValueError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
         if self.draft_vocab_size is not None and self.draft_vocab_size >= self.vocab_size:
             raise ValueError("draft_vocab_size must be smaller than vocab_size; leave it out for the whole vocabulary")
+        if self.draft_vocab_size is not None and self.markov_type != "vanilla":
+            # What keeps other tokens out of the checkpoints that engines load is a channel that no gate may touch.
+            raise ValueError(f"draft_vocab_size goes with a vanilla Markov head alone, not with {self.markov_type!r}")
         _check_rope(self.rope)
         return self
 
@@ -132,8 +136,9 @@ class DrafterConfig(BaseModel):
 
     @property
     def geometry(self) -> str:
-        """What the cost of a drafter depends on besides its target: `dspark-g7-l2-r64-v8192`."""
-        return f"dspark-g{self.gamma}-l{self.layers}-r{self.markov_rank}-v{self.proposed_vocab_size}"
+        """What the cost of a drafter depends on besides its target: `dspark-g7-l2-r64-v8192`, `dspark-rnn-g7-...`."""
+        kind = "dspark" if self.markov_type == "vanilla" else f"dspark-{self.markov_type}"
+        return f"{kind}-g{self.gamma}-l{self.layers}-r{self.markov_rank}-v{self.proposed_vocab_size}"
 
 
 def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:

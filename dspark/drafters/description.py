@@ -105,7 +105,7 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
     if not isinstance(own, dict) or own.get("dialect") not in get_args(Dialect):
         raise IntegrityError(f"{where}: not written by dspark (no valid 'dspark' entry)")
     stored = own["dialect"] == "deepspec"
-    expected = FIXED | {"has_embed_tokens": stored, "architectures": [ARCHITECTURE], "markov_head_type": "vanilla"}
+    expected = FIXED | {"has_embed_tokens": stored, "architectures": [ARCHITECTURE]}
     wrong = [f"{key} is {value.get(key)!r}, not {want!r}" for key, want in expected.items() if value.get(key) != want]
     if wrong:
         raise IntegrityError(f"{where}: {'; '.join(wrong)}")
@@ -128,6 +128,7 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
             rope=rope_parameters(value),
             max_position=value["max_position_embeddings"],
             vocab_size=vocabulary,
+            markov_type=value["markov_head_type"],
             markov_rank=value["markov_rank"],
             draft_vocab_size=proposed if proposed != vocabulary else None,
             attention_bias=value["attention_bias"],

@@ -16,7 +16,7 @@ from torch.nn import functional
 from dspark.drafters.backbone import Layer, RMSNorm, Rotary
 from dspark.drafters.cache import ContextCache
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.heads import ConfidenceHead, MarkovHead
+from dspark.drafters.heads import ConfidenceHead, MarkovChain, MarkovHead
 from dspark.errors import SettingsError
 
 INITIAL_STD = 0.02  # of every weight matrix, as in transformers' Qwen3
@@ -145,9 +145,9 @@ class DSparkDrafter(nn.Module):
         """U = LM head on h [..., d], float32 [..., Vd]."""
         return functional.linear(hidden, self.head.to(hidden.dtype)).float()
 
-    def markov_bias(self, previous_ids: Tensor) -> Tensor:
-        """B of previous tokens (target ids) [...], float32 [..., Vd]; draft logits are U + B."""
-        return self.markov_head.bias(self.markov_head.embed(previous_ids)).float()
+    def chain(self) -> MarkovChain:
+        """The Markov head at the first slot of blocks; draft logits are U + B, slot by slot."""
+        return MarkovChain(self.markov_head)
 
     def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
         """Confidence logits of slots with states [..., d] and previous tokens [...], float32 [...]."""

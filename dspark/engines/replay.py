@@ -116,10 +116,11 @@ def _drafts(target: Target, drafter: DSparkDrafter, tokens: Sequence[int], start
             (anchors.unsqueeze(-1) + slots).unsqueeze(0),
             (positions < anchors.unsqueeze(-1)).unsqueeze(0),
         )[0]
-        base = drafter.base_logits(hidden)
+        base, chain = drafter.base_logits(hidden), drafter.chain()
         chosen = []
         for slot in range(drafter.config.gamma):
-            previous = drafter.to_target_ids((base[:, slot] + drafter.markov_bias(previous)).argmax(-1))
+            logits = base[:, slot] + chain.bias(previous, hidden[:, slot])
+            previous = drafter.to_target_ids(logits.argmax(-1))
             chosen.append(previous)
         found += torch.stack(chosen, dim=1).tolist()
     return found

@@ -135,10 +135,10 @@ def draft(
         visible = torch.ones(1, 1, length, dtype=torch.bool)
         hidden = drafter.block_hidden(ids, drafter.project(features), positions, slots, visible)[0, 0]
         base = drafter.base_logits(hidden)
-        previous, rows, drafted, before = torch.tensor(int(anchor)), [], [], []
+        chain, previous, rows, drafted, before = drafter.chain(), torch.tensor(int(anchor)), [], [], []
         for slot in range(gamma):
             before.append(previous)
-            rows.append(base[slot] + drafter.markov_bias(previous))
+            rows.append(base[slot] + chain.bias(previous, hidden[slot]))
             previous = drafter.to_target_ids(rows[-1].argmax())
             drafted.append(previous)
         tokens.append(torch.stack(drafted).numpy())

@@ -127,10 +127,10 @@ def markov_chain(
         target token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; logits, float32 [B, gamma, Vd].
     """
     base = drafter.base_logits(hidden)
-    chain, logits = [anchor_ids], []
+    chain, tokens, logits = drafter.chain(), [anchor_ids], []
     for slot in range(drafter.config.gamma):
-        logits.append(base[:, slot] + drafter.markov_bias(chain[-1]))
+        logits.append(base[:, slot] + chain.bias(tokens[-1], hidden[:, slot]))
         scores = logits[-1] if added is None else logits[-1] + added[:, slot]
-        chain.append(drafter.to_target_ids(scores.argmax(-1)))
-    confidence = drafter.confidence_logits(hidden, torch.stack(chain[:-1], 1))
-    return torch.stack(chain[1:], 1), confidence, torch.stack(logits, 1)
+        tokens.append(drafter.to_target_ids(scores.argmax(-1)))
+    confidence = drafter.confidence_logits(hidden, torch.stack(tokens[:-1], 1))
+    return torch.stack(tokens[1:], 1), confidence, torch.stack(logits, 1)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from dspark.config.models import Digest, DType, Name
+from dspark.config.models import Digest, DType, MarkovType, Name
 from dspark.io.digest import digest_json, digest_listing
 from dspark.io.jsonfile import canonical_json, model_json
 from dspark.package.layout import FileClass, collision, path_mistake, place_of
@@ -65,7 +65,7 @@ class Inputs(Part):
 class MarkovPart(Part):
     """The sequential head."""
 
-    type: Literal["vanilla", "gated", "rnn"]
+    type: MarkovType
     rank: int = Field(gt=0)
 
 

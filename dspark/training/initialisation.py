@@ -6,7 +6,8 @@ The head's bias is B(u, v) = W2[v] W1[u]. Counting the train responses gives the
 
 with R(u, v) = log(1 + n(u, v) / (kappa p(v))), zero wherever v never followed u. Channel 0 takes log p(v), the others
 the best approximation of R of that rank, pairs weighted by how often they matter. The base logits start small beside
-it. The backbone then learns what the last token does not tell, instead of first learning frequencies.
+it. The backbone then learns what the last token does not tell, instead of first learning frequencies. Heads with a gate
+or a memory start with the same bias: the gate half open everywhere, the memory not yet heard.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.heads import MarkovHead
 from dspark.training.sequences import TrainingSequence
 
 # Of the base logits. Left at norm weights of 1, h is near the input's embedding, and a head tied to it gives that token
@@ -50,6 +52,24 @@ def initialise(
     w2[:, 1:] = 0  # channels that the counts don't fill start silent; their W1 is random, so they can learn
     if rank:
         w1[:, 1 : rank + 1], w2[:, 1 : rank + 1] = _low_rank(previous, following, probability, len(w1), rank, seed)
+    _open(drafter.markov_head)
+
+
+def _open(head: MarkovHead) -> None:
+    """Make a gated or rnn head say what W2 W1[u] says: nothing else of its input counts yet."""
+    w1, w2 = head.markov_w1.weight, head.markov_w2.weight
+    if head.kind == "gated":
+        head.gate_proj.weight.zero_()
+        w2.mul_(2)  # the gate stands at a half
+    elif head.kind == "rnn":
+        r = w1.shape[1]
+        output = head.joint_proj.weight[2 * r :]
+        output.zero_()
+        output[:, r : 2 * r] = torch.eye(r)
+        # z = tanh(W1[u]) within +-1/2, where tanh is near its steepest, and W2 makes up for the scale.
+        scale = 2 * w1.abs().amax(0)
+        w1.copy_(torch.atanh(w1 / scale))
+        w2.mul_(scale)
 
 
 def bigrams(sequences: Sequence[TrainingSequence], columns: Tensor | None) -> tuple[Tensor, Tensor]:

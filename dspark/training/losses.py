@@ -85,7 +85,7 @@ def distribution_losses(
 
     Args:
         hidden: h, [M, d].
-        markov: rows of W1 at the previous tokens, [M, r].
+        markov: what W2 turns into the bias, [M, r].
         markov_w2: W2, [Vd, r].
         head: LM head rows of the draft vocabulary, frozen, [Vd, d].
         cross_entropy_weights, l1_weights: float32 [M], denominators included.

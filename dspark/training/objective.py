@@ -71,13 +71,13 @@ class TrainingObjective(nn.Module):
             the objective (a scalar, of which the ranks' sum is the step's), weighted sums, losses per slot, and
             confidence logits per slot [M].
         """
-        hidden, markov = self.states(batch)
+        hidden, embedded, latent = self.states(batch)
         head = self.drafter.markov_head
         weights = batch.targets.weights(self.settings.decay)
         weight, labelled_weight = denominators.clamp(min=torch.finfo(torch.float32).tiny)
         objective, slots = distribution_losses(
             hidden,
-            markov,
+            latent,
             head.markov_w2.weight,
             self.drafter.head,
             batch.targets,
@@ -86,7 +86,7 @@ class TrainingObjective(nn.Module):
             low_precision=self.low_precision,
             soft_labels=self.soft_labels,
         )
-        logits = self.drafter.confidence_head(hidden, markov)
+        logits = self.drafter.confidence_head(hidden, embedded)
         confidence = weights * confidence_loss(logits, slots.l1)
         objective = objective + self.settings.confidence * confidence.sum() / weight
         sums = Sums(
@@ -102,8 +102,8 @@ class TrainingObjective(nn.Module):
         """w of the slots that have cross entropy: all with soft labels, else those whose label can be drafted."""
         return weights if self.soft_labels else weights[batch.targets.labels >= 0]
 
-    def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """h and Markov rows of the supervised slots, [M, d] and [M, r]."""
+    def states(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the supervised slots: h [M, d], rows of W1 [M, r], and what W2 turns into their bias [M, r]."""
         drafter = self.drafter
         rows, _, length = batch.visible.shape
         device = batch.features.device
@@ -120,4 +120,27 @@ class TrainingObjective(nn.Module):
                 batch.visible,
             )
         states = hidden.flatten(0, 2).index_select(0, batch.slot_rows)
-        return states, drafter.markov_head.embed(batch.previous_ids)
+        embedded = drafter.markov_head.embed(batch.previous_ids)
+        if drafter.config.markov_type != "rnn":
+            return states, embedded, drafter.markov_head.latent(embedded, states, None)[0]
+        return states, embedded, self._along_blocks(hidden.flatten(0, 1), embedded, batch.slot_rows)
+
+    def _along_blocks(self, hidden: Tensor, embedded: Tensor, slot_rows: Tensor) -> Tensor:
+        """Latents of a head that remembers: slot by slot along every block, the text's own tokens as previous ones.
+
+        The supervised slots of a block are its first ones, so what stands in the others reaches none of them.
+
+        Args:
+            hidden: h of all slots, [blocks, gamma, d].
+            embedded: of the supervised slots, [M, r].
+            slot_rows: where these stand among all, int64 [M].
+        Returns:
+            of the supervised slots, [M, r].
+        """
+        blocks, gamma, _ = hidden.shape
+        rows = embedded.new_zeros(blocks * gamma, embedded.shape[-1]).index_copy(0, slot_rows, embedded)
+        state, latents = None, []
+        for before, states in zip(rows.view(blocks, gamma, -1).unbind(1), hidden.unbind(1), strict=True):
+            latent, state = self.drafter.markov_head.latent(before, states, state)
+            latents.append(latent)
+        return torch.stack(latents, 1).flatten(0, 1).index_select(0, slot_rows)

@@ -44,11 +44,11 @@ def test_a_greedy_block_is_the_markov_chain_of_arg_maxima(llama: Target):
     drafter = tiny_drafter(llama, 3)
     proposal = ready(llama, drafter).propose(ANCHORS, 0.0, EnumeratingDraws([]), np.arange(2))
     for row in range(2):
-        hidden, previous = one_shot_hidden(llama, drafter, row), ANCHORS[row]
+        hidden, previous, chain = one_shot_hidden(llama, drafter, row), ANCHORS[row], drafter.chain()
         for slot in range(3):
             confidence = drafter.confidence_logits(hidden[slot], previous)
             torch.testing.assert_close(proposal.confidence_logits[row, slot], confidence, atol=1e-4, rtol=1e-4)
-            previous = (drafter.base_logits(hidden[slot]) + drafter.markov_bias(previous)).argmax()
+            previous = (drafter.base_logits(hidden[slot]) + chain.bias(previous, hidden[slot])).argmax()
             assert proposal.tokens[row, slot] == previous
     assert proposal.probs is None
 
@@ -63,10 +63,10 @@ def test_sampled_tokens_come_from_the_distribution_that_is_handed_on(llama: Targ
     assert proposal.tokens.tolist() == [[30, 31, 32], [33, 34, 35]]
     assert proposal.probs is not None and proposal.probs.dtype == torch.float32
     for row in range(2):
-        hidden, previous = one_shot_hidden(llama, drafter, row), ANCHORS[row]
+        hidden, previous, chain = one_shot_hidden(llama, drafter, row), ANCHORS[row], drafter.chain()
         weight = 1.0
         for slot in range(3):
-            logits = drafter.base_logits(hidden[slot]) + drafter.markov_bias(previous)
+            logits = drafter.base_logits(hidden[slot]) + chain.bias(previous, hidden[slot])
             torch.testing.assert_close(proposal.probs[row, slot], torch.softmax(logits / 0.7, -1), atol=1e-5, rtol=1e-3)
             previous = proposal.tokens[row, slot]
             weight *= proposal.probs[row, slot, previous].item()

@@ -28,9 +28,9 @@ def outputs(drafter, features):
     cache = drafter.new_cache(2, 7)
     drafter.extend(cache, features.to(drafter.fc.weight.dtype), torch.tensor([7, 4]))
     h = drafter.block_from_cache(ANCHORS, cache)
-    base, previous, logits, tokens, confidences = drafter.base_logits(h), ANCHORS, [], [], []
+    chain, base, previous, logits, tokens, confidences = drafter.chain(), drafter.base_logits(h), ANCHORS, [], [], []
     for slot in range(drafter.config.gamma):
-        logits.append(base[:, slot] + drafter.markov_bias(previous))
+        logits.append(base[:, slot] + chain.bias(previous, h[:, slot]))
         confidences.append(drafter.confidence_logits(h[:, slot], previous))
         previous = drafter.to_target_ids(logits[-1].argmax(-1))
         tokens.append(previous)

@@ -210,7 +210,7 @@ def test_heads_are_the_paper_s_formulas(make_drafter):
     previous = torch.tensor([7, 0, 39])
     w1, w2 = drafter.markov_head.markov_w1.weight, drafter.markov_head.markov_w2.weight
     assert torch.allclose(drafter.base_logits(h), h @ drafter.head.T, atol=1e-5)
-    assert torch.allclose(drafter.markov_bias(previous), w1[previous] @ w2.T, atol=1e-6)
+    assert torch.allclose(drafter.chain().bias(previous, h), w1[previous] @ w2.T, atol=1e-6)
     weight, bias = drafter.confidence_head.proj.weight[0], drafter.confidence_head.proj.bias
     expected = torch.cat([h, w1[previous]], -1) @ weight + bias
     assert torch.allclose(drafter.confidence_logits(h, previous), expected, atol=1e-6)
@@ -226,7 +226,8 @@ def test_a_reduced_vocabulary_gathers_the_head_and_gives_up_one_markov_channel(m
     assert w1.shape == (40, 4)
     assert w2.shape == (10, 4)
     assert (w1[:, 0] == 1).all()
-    assert torch.allclose(reduced.markov_bias(previous), w1[previous, 1:] @ w2[:, 1:].T + w2[:, 0], atol=1e-6)
+    expected = w1[previous, 1:] @ w2[:, 1:].T + w2[:, 0]
+    assert torch.allclose(reduced.chain().bias(previous, h), expected, atol=1e-6)
     assert torch.equal(reduced.to_target_ids(torch.tensor([0, 9])), ids[[0, 9]])
     assert torch.equal(whole.to_target_ids(torch.tensor([0, 9])), torch.tensor([0, 9]))
 
@@ -235,7 +236,7 @@ def test_the_constant_channel_gets_no_gradient(make_drafter):
     drafter = make_drafter(draft_vocab_size=10).requires_grad_(True)
     previous = torch.tensor([7, 0, 39])
     h = torch.randn(3, 32)
-    (drafter.markov_bias(previous).square().sum() + drafter.confidence_logits(h, previous).sum()).backward()
+    (drafter.chain().bias(previous, h).square().sum() + drafter.confidence_logits(h, previous).sum()).backward()
     w1, w2 = drafter.markov_head.markov_w1.weight.grad, drafter.markov_head.markov_w2.weight.grad
     assert (w1[:, 0] == 0).all()
     assert (w1[previous, 1:] != 0).all()
@@ -250,9 +251,9 @@ def test_a_stored_channel_counts_as_it_is(make_drafter, gradients):
     w1, w2 = drafter.markov_head.markov_w1.weight, drafter.markov_head.markov_w2.weight
     w1[:, 0] = torch.arange(40) / 10
     assert not drafter.markov_head.constant_channel
-    previous = torch.tensor([7, 0, 39])
+    previous, h = torch.tensor([7, 0, 39]), torch.zeros(3, 32)
     with torch.set_grad_enabled(gradients):
-        assert torch.allclose(drafter.markov_bias(previous), w1[previous] @ w2.T, atol=1e-6)
+        assert torch.allclose(drafter.chain().bias(previous, h), w1[previous] @ w2.T, atol=1e-6)
 
 
 def test_the_target_s_tensors_are_shared_and_never_trained(make_config):

@@ -370,11 +370,15 @@ def test_a_family_without_hidden_states_is_refused_before_anything_is_written():
         assert unsupported_reason(engine, drafter()) is None
 
 
-def test_the_heads_that_only_sglang_serves_are_refused_by_the_others():
-    gated = drafter().model_copy(update={"markov_type": "gated"})
-    for engine in ("vllm", "tensorrt_llm"):
-        assert "vanilla" in (unsupported_reason(engine, gated) or "")
-    assert unsupported_reason("sglang", gated) is None
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_the_heads_that_only_sglang_serves_are_refused_by_the_others(kind: str):
+    config = drafter(markov_type=kind)
+    for engine in ("vllm", "llamacpp", "tensorrt_llm"):
+        assert f"only vanilla Markov heads" in (unsupported_reason(engine, config) or "")
+        with pytest.raises(SettingsError, match="vanilla"):
+            engine_files(engine, inputs(drafter=config))
+    assert unsupported_reason("sglang", config) is None
+    assert "launch.sh" in "".join(engine_files("sglang", inputs(drafter=config)))
 
 
 def test_the_reference_engine_serves_everything_and_needs_no_files():

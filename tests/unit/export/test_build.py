@@ -254,6 +254,20 @@ def test_the_gguf_file_holds_the_drafter_in_half_precision(
     assert run(trained, blocks_of(8), tmp_path / "off", NO_ONNX.model_copy(update={"gguf": False})).absent == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_heads_that_only_some_dialects_carry_are_written_there_and_absent_elsewhere(
+    make: Any, blocks_of: Any, tmp_path: Path, kind: str
+):
+    made = make(markov_type=kind, draft_vocab_size=None)
+    settings = ExportSettings(deepspec=True, tensorrt=False)
+    report = run(made, blocks_of(24), tmp_path, settings, target_file=lambda: as_gguf(made))
+    assert set(report.dialects) == {"union", "deepspec", "onnx", "onnx_cached"}
+    assert all(result.verdict == "equal" for result in report.dialects.values())
+    said = f"llamacpp cannot serve this drafter: llama.cpp reads only vanilla Markov heads, this one is '{kind}'"
+    assert report.absent == {"gguf": said} and not (tmp_path / "llamacpp").exists()
+
+
 @pytest.mark.parametrize("faulty", ["ids", "head"])
 def test_a_gguf_file_with_another_reduced_vocabulary_is_refused(
     trained: Any, blocks_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulty: str

@@ -279,7 +279,7 @@ def test_what_llamacpp_cannot_run_is_refused_with_the_reason(make: Any, tmp_path
         "RoPE is of type 'llama3'": {"rope": {"rope_type": "llama3", "rope_theta": 1e4}},
     }
     for reason, change in reasons.items():
-        # model_copy does not validate: heads of other types come with later recipes.
+        # model_copy does not validate: this one has a reduced vocabulary, which goes with vanilla heads alone.
         made.drafter.config = config.model_copy(update=change)
         with pytest.raises(SettingsError, match=reason):
             write_drafter_gguf(tmp_path / "d.gguf", made.drafter, target_file())
@@ -352,7 +352,9 @@ def test_a_reduced_file_from_elsewhere_is_loaded_as_it_is(elsewhere: Elsewhere, 
     previous = generator.integers(0, VOCABULARY, 5)
     rows = hidden @ values["output.weight"].T + values["markov_w1.weight"][previous] @ values["markov_w2.weight"].T
     with torch.set_grad_enabled(gradients):
-        found = drafter.base_logits(torch.tensor(hidden)) + drafter.markov_bias(torch.tensor(previous))
+        found = drafter.base_logits(torch.tensor(hidden)) + drafter.chain().bias(
+            torch.tensor(previous), torch.tensor(hidden)
+        )
     order = {token: row for row, token in enumerate(elsewhere.ids.tolist())}
     columns = [order[token] for token in drafter.draft_token_ids.tolist()]
     assert np.allclose(found.numpy(), rows[:, columns], atol=1e-4)

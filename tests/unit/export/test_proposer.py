@@ -94,9 +94,11 @@ def test_drawn_tokens_come_with_the_distributions_that_torch_draws_them_from(
     assert torch.equal(found.token_ids[found.indices], found.tokens)
     assert torch.equal(found.token_ids, drafter.draft_token_ids)
     with torch.no_grad():
-        base = drafter.base_logits(drafter.block_from_cache(anchors, pair[0]._context))
+        hidden, chain = drafter.block_from_cache(anchors, pair[0]._context), drafter.chain()
+        base = drafter.base_logits(hidden)
         before = torch.cat([anchors.unsqueeze(1), found.tokens[:, :-1]], 1)
-        logits = torch.stack([base[:, slot] + drafter.markov_bias(before[:, slot]) for slot in range(3)], 1)
+        biases = [chain.bias(before[:, slot], hidden[:, slot]) for slot in range(3)]
+        logits = base + torch.stack(biases, 1)
     torch.testing.assert_close(found.probs, (logits / temperature).softmax(-1), atol=1e-5, rtol=0)
 
 

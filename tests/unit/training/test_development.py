@@ -78,7 +78,7 @@ def test_a_drafter_that_copies_the_target_accepts_everything(config, target, mak
     class Perfect(TrainingObjective):
         def states(self, batch):
             markov = torch.zeros(len(batch.slot_rows), config.markov_rank)
-            return batch.targets.target_hidden.clone(), markov
+            return batch.targets.target_hidden.clone(), markov, markov
 
     objective = Perfect(drafter, LossSettings(), low_precision=False)
     batches = dev_batches(rows, objective, target[1], None, size=2, max_length=64, device=CPU)

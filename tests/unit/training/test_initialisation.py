@@ -25,11 +25,11 @@ def test_bigrams_are_neighbouring_response_tokens():
     assert (previous.tolist(), following.tolist()) == ([5, 7], [1, 0])
 
 
-@pytest.mark.parametrize("reduced", [False, True])
-def test_with_rank_enough_the_bias_is_the_smoothed_conditional(config, target, reduced):
+@pytest.mark.parametrize(("kind", "reduced"), [("vanilla", False), ("vanilla", True), ("gated", False), ("rnn", False)])
+def test_with_rank_enough_the_bias_is_the_smoothed_conditional(config, target, kind, reduced):
     """n(5, 7) = 3, n(5, 6) = 1, n(7, 5) = 2, n(6, 5) = 1: seven pairs; p(v | u) by the formula, u = 5, 7 and unseen."""
     ids = torch.tensor([4, 5, 6, 7]) if reduced else None
-    changes = {"markov_rank": 8, "draft_vocab_size": 4 if reduced else None}
+    changes = {"markov_type": kind, "markov_rank": 8, "draft_vocab_size": 4 if reduced else None}
     drafter = DSparkDrafter(config.model_copy(update=changes), *target, ids)
     columns = draft_columns(ids, 24) if reduced else None
     initialise(drafter, rows([5, 7, 5, 7, 5, 6, 5, 7]), columns, seed=0)
@@ -40,9 +40,11 @@ def test_with_rank_enough_the_bias_is_the_smoothed_conditional(config, target, r
     for u in (5, 7, 20):
         seen = sum(n for (w, _), n in counts.items() if w == u)
         expected = [(counts.get((u, v), 0) + SMOOTHING * p[v]) / (seen + SMOOTHING) for v in tokens]
-        found = torch.softmax(drafter.markov_bias(torch.tensor(u)), -1)
-        assert torch.allclose(found, torch.tensor(expected), atol=1e-4)
-    assert (drafter.markov_head.markov_w1.weight[:, 0] == 1).all()
+        chain = drafter.chain()
+        for hidden in torch.randn(3, 16, generator=torch.Generator().manual_seed(0)):  # whatever state, and slot
+            found = torch.softmax(chain.bias(torch.tensor(u), hidden), -1)
+            assert torch.allclose(found, torch.tensor(expected), atol=1e-4)
+    assert kind == "rnn" or (drafter.markov_head.markov_w1.weight[:, 0] == 1).all()
 
 
 def test_base_logits_start_small(config, target):

@@ -21,15 +21,26 @@ def sequences(make_sequences):
     return make_sequences(3, seed=2, lengths=(10, 11))
 
 
-def make(config, target, reduced):
+def make(config, target, reduced, kind="vanilla"):
     ids = torch.tensor([0, 2, 3, 4, 5, 8, 9, 12, 13, 14, 20, 23]) if reduced else None
-    config = config.model_copy(update={"draft_vocab_size": 12 if reduced else None})
+    config = config.model_copy(update={"draft_vocab_size": 12 if reduced else None, "markov_type": kind})
     drafter = DSparkDrafter(config, *target, ids, seed=5)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         drafter.markov_head.reset_constant_channel()
     return drafter, ids
+
+
+def bias(head, row, h, state):
+    """B of one slot and the next state, as deepspec.md, section 1.2 has them."""
+    if head.kind == "gated":
+        row = torch.sigmoid(head.gate_proj.weight @ torch.cat([h, row]) + head.gate_proj.bias) * row
+    elif head.kind == "rnn":
+        joined = head.joint_proj.weight @ torch.cat([state, row, h]) + head.joint_proj.bias
+        gate, candidate, output = torch.sigmoid(joined[:4]), torch.tanh(joined[4:8]), torch.tanh(joined[8:])
+        row, state = output, gate * state + (1 - gate) * candidate
+    return head.markov_w2.weight @ row, state
 
 
 def plain(drafter, target, sequences, settings, ids, *, label_shift=0, sees=0, offset=0, target_shift=0):
@@ -50,6 +61,7 @@ def plain(drafter, target, sequences, settings, ids, *, label_shift=0, sees=0, o
                 torch.arange(p, p + gamma)[None, None] + offset,
                 (torch.arange(length) < p + sees)[None, None],
             )[0, 0]
+            state = torch.zeros(drafter.config.markov_rank)
             for j in range(gamma):
                 if p + 1 + j >= len(tokens) - label_shift:
                     break
@@ -57,8 +69,9 @@ def plain(drafter, target, sequences, settings, ids, *, label_shift=0, sees=0, o
                 label = tokens[p + 1 + j + label_shift]
                 previous = torch.tensor(tokens[p + j])
                 logits = torch.full((len(head),), -math.inf)
-                bias = drafter.markov_head.markov_w1(previous) @ drafter.markov_head.markov_w2.weight.T
-                logits[allowed] = head[allowed] @ h[j] + bias
+                row = drafter.markov_head.markov_w1(previous)
+                added, state = bias(drafter.markov_head, row, h[j], state)
+                logits[allowed] = head[allowed] @ h[j] + added
                 draft = torch.softmax(logits, -1)
                 known = torch.softmax(head @ sequence.last_hidden[p + j + target_shift], -1)
                 l1 = (draft - known).abs().sum()
@@ -87,10 +100,10 @@ def found(drafter, sequences, settings, ids):
 
 
 @pytest.mark.parametrize("labels", ["hard", "soft"])
-@pytest.mark.parametrize("reduced", [False, True])
-def test_the_objective_and_all_gradients_equal_the_plain_one(config, target, sequences, reduced, labels):
+@pytest.mark.parametrize(("kind", "reduced"), [("vanilla", False), ("vanilla", True), ("gated", False), ("rnn", False)])
+def test_the_objective_and_all_gradients_equal_the_plain_one(config, target, sequences, kind, reduced, labels):
     settings = LossSettings(labels=labels)
-    drafter, ids = make(config, target, reduced)
+    drafter, ids = make(config, target, reduced, kind)
     value, sums, _, _ = found(drafter, sequences, settings, ids)
     losses = mean_losses(sums.stacked())
     assert value.item() == pytest.approx(0.1 * losses["cross_entropy"] + 0.9 * losses["l1"] + losses["confidence"])

@@ -41,9 +41,10 @@ def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_training_learns_a_target_that_counts(run, tmp_path, config):
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_training_learns_a_target_that_counts(run, tmp_path, config, kind):
     """Every next token is the last one plus one: 1.0 is no draft accepted, 4.0 all three of a whole block."""
-    config = config.model_copy(update={"layers": 2})
+    config = config.model_copy(update={"layers": 2, "markov_type": kind})
     result = run(tmp_path, drafter=config, steps=120, sequences_per_step=8, learning_rate=1e-2, dev_every_steps=40)
     first, last = result.curves[0], result.curves[-1]
     assert last["loss"] < 0.5 * first["loss"]
@@ -51,14 +52,15 @@ def test_training_learns_a_target_that_counts(run, tmp_path, config):
     assert result.metrics.best.dev_anchor_tau == max(row.get("dev_anchor_tau") or 0 for row in result.curves)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_run_continues_to_the_same_bits(run, tmp_path, optimizer):
+@pytest.mark.parametrize(("optimizer", "kind"), [("adamw", "vanilla"), ("muon", "vanilla"), ("muon", "rnn")])
+def test_a_killed_run_continues_to_the_same_bits(run, tmp_path, config, optimizer, kind):
     """Six steps at once, against three, a stop, and three more. Seconds apart, everything is equal."""
-    whole = run(tmp_path / "whole", optimizer=optimizer)
+    drafter = config.model_copy(update={"markov_type": kind})
+    whole = run(tmp_path / "whole", drafter=drafter, optimizer=optimizer)
     with pytest.raises(Interrupted):
-        run(tmp_path / "cut", StopAfter(3), optimizer=optimizer)
+        run(tmp_path / "cut", StopAfter(3), drafter=drafter, optimizer=optimizer)
     again = StopAfter(99)
-    continued = run(tmp_path / "cut", again, optimizer=optimizer)
+    continued = run(tmp_path / "cut", again, drafter=drafter, optimizer=optimizer)
     assert len(again.fields) == 3
     assert same(whole.drafter.state_dict(), continued.drafter.state_dict())
     assert whole.metrics == continued.metrics
