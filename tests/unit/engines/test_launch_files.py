@@ -374,7 +374,7 @@ def test_a_family_without_hidden_states_is_refused_before_anything_is_written():
 def test_the_heads_that_only_sglang_serves_are_refused_by_the_others(kind: str):
     config = drafter(markov_type=kind)
     for engine in ("vllm", "llamacpp", "tensorrt_llm"):
-        assert f"only vanilla Markov heads" in (unsupported_reason(engine, config) or "")
+        assert "only vanilla Markov heads" in (unsupported_reason(engine, config) or "")
         with pytest.raises(SettingsError, match="vanilla"):
             engine_files(engine, inputs(drafter=config))
     assert unsupported_reason("sglang", config) is None
