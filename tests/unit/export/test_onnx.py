@@ -26,7 +26,7 @@ from dspark.engines.onnx_io import CACHED, ENDS, IO_FILE, STATELESS, WEIGHTS, On
 from dspark.errors import DataError, StageError
 from dspark.export.blocks import ProbeBlocks, draft
 from dspark.export.graphs import CachedBlock, StatelessBlock
-from dspark.export.onnx import _check
+from dspark.export.onnx_files import check_graph
 from dspark.export.parity import compare
 from dspark.export.runtimes import draft_cached, draft_stateless
 from dspark.features.store import FeatureSequence
@@ -228,12 +228,12 @@ def test_io_json_that_contradicts_itself_is_refused(exported: Path, tmp_path: Pa
 def test_a_graph_that_needs_another_opset_or_is_broken_is_not_an_export(exported: Path, tmp_path: Path):
     shutil.copytree(exported, tmp_path / "copy")
     with pytest.raises(StageError, match="only opset 18"):
-        _check(tmp_path / "copy" / STATELESS, 18)
+        check_graph(tmp_path / "copy" / STATELESS, 18)
     model = onnx.load(str(tmp_path / "copy" / STATELESS), load_external_data=False)
     model.graph.node[-1].op_type = "NoSuchOperator"
     onnx.save(model, str(tmp_path / "copy" / STATELESS))
     with pytest.raises(StageError, match="not valid ONNX"):
-        _check(tmp_path / "copy" / STATELESS, 20)
+        check_graph(tmp_path / "copy" / STATELESS, 20)
 
 
 def test_exporting_does_not_change_the_drafter(trained: Any, exported: Path, make: Any):
