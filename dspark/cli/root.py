@@ -14,7 +14,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "run": ("dspark.cli.run", "run", "Make the package of a target or build and register it"),
     "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
     "status": ("dspark.cli.status", "status", "Show how the newest run stands, from any terminal"),
-    "targets": ("dspark.cli.targets", "targets", "List, show, add and fetch targets"),
+    "targets": ("dspark.cli.targets", "targets", "List, show, add, fetch and export targets"),
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
     "package": ("dspark.cli.package", "package", "Show and verify packages"),

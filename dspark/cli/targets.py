@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, short, workspace_of
+from dspark.cli.options import as_json, print_json, print_table, short, size, workspace_of
 from dspark.cli.root import Subverbs
 
 
 @click.group(cls=Subverbs, subcommand_metavar="VERB ...")
 def targets() -> None:
-    """List, show, add and fetch targets."""
+    """List, show, add, fetch and export targets."""
 
 
 @targets.command("list")
@@ -71,3 +71,39 @@ def fetch(context: click.Context, name: str) -> None:
     with shown() as listener:
         record = fetch_target(workspace, name, listener)
     click.echo(f"{name} {record.revision}: {short(workspace.target_record(name))}")
+
+
+@targets.command()
+@click.argument("name")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New, or an earlier export.")
+@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@as_json
+@click.pass_context
+def export(context: click.Context, name: str, out: Path, quiet: bool, json_output: bool) -> None:
+    """Write a target as ONNX, in float32, to decode with a package's drafter where no torch is.
+
+    It is compared with torch on prompts of the workspace's domains; exit code 6 if it says anything else.
+    """
+    from dspark.cli.display import shown
+    from dspark.io.jsonfile import model_json
+    from dspark.workspace.export import export_target
+
+    with shown(quiet=quiet, events=None) as listener:
+        description = export_target(workspace_of(context), name, out, listener)
+    if json_output:
+        print_json({**model_json(description), "folder": str(out)})
+        return
+    compared = description.compared
+    print_table(
+        [
+            ("folder", str(out)),
+            ("weights", f"{size(description.weights.bytes)}, float32"),
+            (
+                "compared",
+                f"{compared.positions} positions of {compared.prompts} prompts: logits within "
+                f"{compared.max_logit_difference:.1g} (tolerance {compared.logit_tolerance:g}), "
+                f"{compared.greedy_tokens - compared.near_ties} greedy tokens equal, {compared.near_ties} near ties",
+            ),
+            ("next", f"python examples/onnxruntime/decode.py --drafter PACKAGE/engines/onnxruntime --target {out}"),
+        ]
+    )

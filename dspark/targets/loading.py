@@ -36,6 +36,7 @@ class Target:
         model: the transformers causal language model, in eval mode, without gradients.
         tokenizer: its tokenizer.
         template: how it is prompted.
+        cache_argument: what its decoder and layers call the cache.
     """
 
     def __init__(self, record: TargetRecord, model: Any, tokenizer: Any) -> None:
@@ -48,7 +49,7 @@ class Target:
         self.taps = record.taps
         # transformers renamed the argument in 5.2x and warns about the old name.
         parameters = inspect.signature(self.decoder.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def decoder(self) -> Any:
@@ -132,7 +133,7 @@ class Target:
             attention_mask=attention_mask,
             position_ids=position_ids,
             use_cache=cache is not None,
-            **{self._cache_argument: cache},
+            **{self.cache_argument: cache},
         )
         last: Tensor = output.last_hidden_state
         return last

@@ -14,6 +14,7 @@ from dspark.errors import DataError
 
 Thinking = Literal["none", "off", "on"]
 Messages = Sequence[Mapping[str, Any]]
+_TEXTS = ("The user's message.", "Another one,\n\nof three lines.")  # stand for any text
 
 
 class ChatTemplate:
@@ -45,6 +46,25 @@ class ChatTemplate:
                     raise DataError(f"the {message['role']} message contains the control token {token!r}")
         return render_prompt(self.tokenizer, messages, self.thinking_mode)
 
+    def around_message(self) -> tuple[str, str]:
+        """What the template puts before and after the text of a single user message, for programs without Jinja.
+
+        The text must have no white space at its ends: some templates trim it. What a template takes from the day, such
+        as a date, is that of today.
+
+        Raises:
+            DataError: no chat template, or it does more than put two strings around the message.
+        """
+        found: set[tuple[str, str] | None] = set()
+        for text in _TEXTS:
+            rendered = render_text(self.tokenizer, [{"role": "user", "content": text}], self.thinking_mode)
+            before, _, after = rendered.partition(text)
+            found.add((before, after) if rendered == before + text + after else None)
+        around = found.pop()
+        if found or around is None:
+            raise DataError("the chat template does not simply put the user's message between two strings")
+        return around
+
     def round_trips(self, text: str) -> bool:
         """True if tokenising `text` and putting the tokens together again gives exactly `text`."""
         try:
@@ -61,16 +81,26 @@ def render_prompt(tokenizer: Any, messages: Messages, thinking_mode: Thinking = 
     Raises:
         DataError: no chat template, or the template refuses the messages.
     """
+    return list(tokenizer.encode(render_text(tokenizer, messages, thinking_mode), add_special_tokens=False))
+
+
+def render_text(tokenizer: Any, messages: Messages, thinking_mode: Thinking = "none") -> str:
+    """The text whose token ids `render_prompt` gives.
+
+    Raises:
+        DataError: no chat template, or the template refuses the messages.
+    """
     if not tokenizer.chat_template:
         raise DataError("the target's tokenizer has no chat template", "choose an instruction-tuned target")
     options = {} if thinking_mode == "none" else {"enable_thinking": thinking_mode == "on"}
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **options
+        return str(
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **options
+            )
         )
     except Exception as reason:  # Jinja raises its own tree, templates raise what they like
         raise DataError(f"the chat template refuses the messages: {reason}") from None
-    return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def control_tokens(tokenizer: Any) -> frozenset[str]:

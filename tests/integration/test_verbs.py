@@ -111,6 +111,9 @@ def test_targets(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> Non
     assert "mask token id" in called(capsys, "targets", "show", "fake")
     assert "targets/fake.json" in called(capsys, "targets", "fetch", "fake")
     called(capsys, "targets", "show", "fak", code=2)
+    called(capsys, "targets", "export", "fak", "--out", "out", code=2)
+    refused = as_json(capsys, "targets", "export", "fake", "--out", "pipeline", code=2)
+    assert "holds something else" in refused["error"] and "not there yet" in refused["hint"]
 
 
 def test_package(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,3 +72,31 @@ def test_runs_of_blanks_are_no_control_tokens():
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["    ", "<tool>"])
     assert control_tokens(tokenizer) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<tool>"}
+
+
+def test_what_stands_around_a_message_gives_the_prompt_with_any_text(template):
+    before, after = template.around_message()
+    assert (before, after) == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+    for text in ("Hi", "{{ 6 * 7 }}", "The user's message."):
+        ids = template.encode_chat([{"role": "user", "content": text}])
+        assert text_of(template, ids) == before + text + after
+
+
+def test_a_template_that_trims_is_two_strings_all_the_same(template):
+    template.tokenizer.chat_template = "<{{ messages[0]['content'] | trim }}>"
+    assert template.around_message() == ("<", ">")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<{{ messages[0]['content'] | upper }}>",
+        "<{{ messages[0]['content'] }}{{ messages[0]['content'] }}>",
+        "<{{ messages[0]['content'] | length }} {{ messages[0]['content'] }}>",
+        "nothing",
+    ],
+)
+def test_a_template_that_does_more_than_two_strings_around_a_message_is_refused(template, source):
+    template.tokenizer.chat_template = source
+    with pytest.raises(DataError, match="between two strings"):
+        template.around_message()
