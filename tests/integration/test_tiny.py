@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +16,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # proto
 
 from protocol_servers import Engine, PlainSGLangDouble, SGLangDouble, SGLangProfilingDouble, VLLMDouble, serving
 
+from dspark.corpus.prompts import read_prompts
+from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.loop import decode
+from dspark.drafters.checkpoint import read_checkpoint
 from dspark.io.digest import digest_tree
+from dspark.targets.loading import load_target
+from dspark.targets.record import read_record
 
 if TYPE_CHECKING:
     from conftest import Finished, Sandbox
 
 pytestmark = pytest.mark.slow
 PACKAGE = "builds/tiny/package"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/onnxruntime/decode.py"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +81,74 @@ def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
     assert [stage["status"] for stage in second.json["stages"]] == ["up to date"] * 10
     assert second.json["result"] == done.json["result"]
     assert "publish" not in second.err
+
+
+# Runs a script where what it must not need cannot be imported.
+WITHOUT = """
+import importlib.abc, runpy, sys
+
+BARRED = ("torch", "transformers", "dspark")
+
+class Bar(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BARRED:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Bar())
+for name in BARRED:
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(f"{name} can be imported")
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("loaded", sorted(name for name in sys.modules if name.partition(".")[0] in BARRED))
+"""
+
+
+def test_the_package_decodes_without_torch(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
+    """The example's tokens, steps and tau are those of the reference loop with the trained drafter in torch."""
+    sandbox, _ = tiny
+    made = sandbox.dspark("targets", "export", "tiny", "--out", str(tmp_path / "target"), "--json")
+    assert made.code == 0, made.err
+    assert made.json["compared"]["verdict"] == "equal" and made.json["compared"]["prompts"] == 9
+
+    record = read_record(sandbox.root / "targets/tiny.json")
+    target = load_target(record, sandbox.root, dtype="float32")
+    folder = sandbox.root / "builds/tiny/train/drafter"
+    drafter = read_checkpoint(folder, target.embedding, target.head, record=record).float()
+    prompts = read_prompts(sandbox.root / "corpora/tiny/prompts/eval.jsonl")
+    chosen = [row for row in prompts if len(row.messages) == 1][:4]
+    expected = decode(target, TorchProposer(drafter), [row.token_ids for row in chosen], max_new_tokens=40)
+
+    def example(*arguments: str) -> str:
+        command = [sys.executable, "-c", WITHOUT, str(EXAMPLE)]
+        drafter_folder = sandbox.root / PACKAGE / "engines/onnxruntime"
+        folders = ["--drafter", str(drafter_folder), "--target", str(tmp_path / "target")]
+        options = ["--new-tokens", "40", "--threads", "1", "--plain", *arguments]
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(
+            [*command, *folders, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "both texts are equal" in done.stdout and done.stdout.endswith("loaded []\n")
+        return done.stdout
+
+    accepted = 0
+    for row, one in zip(chosen, expected, strict=True):
+        out = example("--ids", ",".join(map(str, row.token_ids)))
+        steps, tokens = len(one.cycles), one.token_ids
+        assert f"tokens {' '.join(map(str, tokens))}\n" in out
+        tau = one.cycles.committed.sum() / steps
+        assert f"with drafts: {len(tokens)} tokens, {steps} steps, tau {tau:.3f}, " in out
+        assert f"plain: {len(tokens)} tokens, {len(tokens) - 1} steps, tau 1.000, " in out
+        accepted += int(one.cycles.accepted.sum())
+    assert accepted > 0  # or the comparison would have seen no draft survive
+    text = example("--prompt", chosen[0].messages[0]["content"])
+    assert f"tokens {' '.join(map(str, expected[0].token_ids))}\n" in text
 
 
 # Stages in which the run is killed: a file that says that something was saved, on which the blow falls, and how much
@@ -129,10 +206,6 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
 
 def served_engine(root: Path) -> Engine:
     """The build's target and the drafter that it exported, as a server would load them."""
-    from dspark.drafters.checkpoint import read_checkpoint
-    from dspark.targets.loading import load_target
-    from dspark.targets.record import read_record
-
     record = read_record(root / "targets/tiny.json")
     target = load_target(record, root)
     drafter = read_checkpoint(root / "builds/tiny/export/drafter", target.embedding, target.head, record=record)
