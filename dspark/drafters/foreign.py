@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, zeros
+from torch import Tensor, arange, equal, zeros
 
 from dspark.drafters.checkpoint import CONFIG, EMBEDDING, HEAD, read_checkpoint
 from dspark.drafters.config import DrafterConfig, rope_parameters
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _NESTED = ("dflash_config", "dspark_config")  # SpecForge keeps everything in the first
 _CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
-# Of the target, or derived: engines skip them as well. `t2d` says nothing in a drafter with the whole vocabulary.
-_IGNORED = (EMBEDDING, HEAD, "t2d")
+_OFFSETS = "d2t"  # target id of draft token v, minus v
+_IGNORED = (EMBEDDING, "t2d")  # of the target, or derived: engines skip them as well
 
 
 def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> DSparkDrafter:
@@ -46,8 +46,10 @@ def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Te
         drafter = read_checkpoint(folder, embedding, head, record=record)
     else:
         config = foreign_config(value, record, str(folder / CONFIG))
-        drafter = DSparkDrafter(config, embedding, head)
-        drafter.load_state_dict(_tensors(folder, drafter))
+        tensors = _tensors(folder)
+        ids = _draft_token_ids(folder, tensors, config, head)
+        drafter = DSparkDrafter(config, embedding, head, ids)
+        drafter.load_state_dict(_checked(folder, tensors, drafter))
     return drafter.float().eval().requires_grad_(False)
 
 
@@ -79,7 +81,9 @@ def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfi
             rope=rope_parameters(fields),
             max_position=fields["max_position_embeddings"],
             vocab_size=fields["vocab_size"],
+            markov_type=fields.get("markov_head_type", "vanilla"),
             markov_rank=fields["markov_rank"],
+            draft_vocab_size=_reduced(fields),
             attention_bias=bool(fields.get("attention_bias", False)),
             target_model_type=record.model_type,
             num_target_layers=record.num_layers,
@@ -116,13 +120,8 @@ def _unsupported(fields: Mapping[str, Any], *, flat: bool) -> list[str]:
         problems.append(
             "sample_from_anchor is false or left out: its first slot drafts nothing, which is not supported"
         )
-    if (kind := fields.get("markov_head_type", "vanilla")) != "vanilla":
-        problems.append(f"markov_head_type is {kind!r}, only 'vanilla' is supported")
     if fields.get("is_causal") or "sliding_attention" in (fields.get("layer_types") or ()):
         problems.append("its blocks attend causally or through a window, which is not supported")
-    reduced = fields.get("draft_vocab_size", fields.get("vocab_size"))
-    if reduced != fields.get("vocab_size"):
-        problems.append(f"draft_vocab_size is {reduced}: a reduced draft vocabulary is not supported here")
     if (activation := fields.get("hidden_act", "silu")) not in ("silu", "swish"):
         problems.append(f"hidden_act is {activation!r}, only 'silu' is supported")
     return problems
@@ -135,11 +134,38 @@ def _taps(fields: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(index - 1 for index in fields["aux_hidden_state_layer_ids"])
 
 
-def _tensors(folder: Path, drafter: DSparkDrafter) -> dict[str, Tensor]:
-    """All tensors of a folder by the drafter's own names.
+def _reduced(fields: Mapping[str, Any]) -> int | None:
+    size: int = fields.get("draft_vocab_size", fields["vocab_size"])
+    return None if size == fields["vocab_size"] else size
+
+
+def _draft_token_ids(folder: Path, tensors: dict[str, Tensor], config: DrafterConfig, head: Tensor) -> Tensor | None:
+    """Target ids of a reduced draft vocabulary, int64 [Vd]; None for the whole one.
 
     Raises:
-        DataError: none, unreadable ones, or others than the drafter's.
+        DataError: they are missing, or the drafter has a head of its own that is not the target's rows of them.
+    """
+    offsets, own = tensors.pop(_OFFSETS, None), tensors.pop(HEAD, None)
+    if config.draft_vocab_size is None:
+        return None
+    if offsets is None or own is None or offsets.shape != (config.draft_vocab_size,):
+        raise DataError(
+            f"{folder}: a draft vocabulary of {config.draft_vocab_size} needs {_OFFSETS} and {HEAD} of as many rows",
+            "fetch the drafter again",
+        )
+    ids = offsets.long() + arange(len(offsets))
+    if not bool(((ids >= 0) & (ids < config.vocab_size)).all()):
+        raise DataError(f"{folder}: {_OFFSETS} leads outside the vocabulary of {config.vocab_size}")
+    if not equal(own, head.cpu()[ids].to(own.dtype)):
+        raise DataError(f"{folder}: its {HEAD} is not made of the target's rows, which is not supported")
+    return ids
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, without a prefix.
+
+    Raises:
+        DataError: none, or unreadable ones.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -150,7 +176,15 @@ def _tensors(folder: Path, drafter: DSparkDrafter) -> dict[str, Tensor]:
             found |= {name.removeprefix("model."): value for name, value in load_file(path).items()}
         except (SafetensorError, OSError) as reason:
             raise DataError(f"{path}: not a safetensors file: {reason}", "fetch the drafter again") from None
-    kept = {name: value for name, value in found.items() if name not in _IGNORED and "rotary_emb" not in name}
+    return {name: value for name, value in found.items() if name not in _IGNORED and "rotary_emb" not in name}
+
+
+def _checked(folder: Path, kept: dict[str, Tensor], drafter: DSparkDrafter) -> dict[str, Tensor]:
+    """The drafter's own tensors; a missing confidence head is made.
+
+    Raises:
+        DataError: others than the drafter's; names them all.
+    """
     expected = drafter.state_dict()
     if not any(name in kept for name in _CONFIDENCE):
         kept |= {name: zeros(expected[name].shape) for name in _CONFIDENCE}

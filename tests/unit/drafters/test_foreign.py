@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from dspark.drafters.checkpoint import write_union
+from dspark.drafters.dspark import DSparkDrafter
 from dspark.drafters.foreign import foreign_config, load_drafter
 from dspark.errors import DataError, IntegrityError
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
@@ -102,6 +103,36 @@ def test_a_drafter_without_a_confidence_head_gets_one_that_says_nothing(pair: tu
     assert not loaded.confidence_logits(torch.randn(2, 32), torch.tensor([3, 4])).any()
 
 
+@pytest.mark.parametrize("kind", ["gated", "rnn"])
+def test_the_other_heads_are_read_as_well(pair: tuple[Any, Any], tmp_path: Path, kind: str) -> None:
+    target, drafter = pair
+    config = drafter.config.model_copy(update={"markov_type": kind})
+    made = DSparkDrafter(config, target.embedding, target.head, seed=4)
+    loaded = load(write(tmp_path / "d", flat(made) | {"markov_head_type": kind}, made.state_dict()), target)
+    assert loaded.config == config
+    assert all(torch.equal(value, made.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+
+def test_a_reduced_vocabulary_is_read_with_its_ids(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    """speculators': the head's rows stored, and target ids as offsets."""
+    target, _ = pair
+    ids = torch.tensor([1, 4, 5, 11, 23])
+    made = tiny_drafter(target, 4, draft_token_ids=tuple(ids.tolist()), seed=1)
+    value = speculators(made) | {"draft_vocab_size": 5}
+    tensors = made.state_dict() | {"lm_head.weight": target.head[ids], "d2t": ids - torch.arange(5)}
+    loaded = load(write(tmp_path / "d", value, tensors), target)
+    assert torch.equal(loaded.draft_token_ids, ids) and torch.equal(loaded.head, target.head[ids])
+    for number, (change, message) in enumerate(
+        [
+            ({"d2t": ids + 1}, "leads outside the vocabulary of 24"),
+            ({"d2t": ids[:3]}, "needs d2t and lm_head.weight"),
+            ({"lm_head.weight": target.head[:5]}, "not made of the target's rows"),
+        ]
+    ):
+        with pytest.raises(DataError, match=message):
+            load(write(tmp_path / str(number), value, tensors | change), target)
+
+
 def test_one_of_our_own_is_checked_to_the_byte(pair: tuple[Any, Any], tmp_path: Path) -> None:
     target, drafter = pair
     write_union(tmp_path / "d", drafter, target.record, dtype="float32", untrained=True)
@@ -117,10 +148,10 @@ def test_one_of_our_own_is_checked_to_the_byte(pair: tuple[Any, Any], tmp_path: 
     [
         ("flat", {"sample_from_anchor": False}, "sample_from_anchor is false"),
         ("speculators", {"sample_from_anchor": None}, "sample_from_anchor is false or left out"),
-        ("flat", {"markov_head_type": "rnn"}, "markov_head_type is 'rnn'"),
+        ("flat", {"markov_head_type": "lstm"}, "markov_type"),
         ("flat", {"is_causal": True}, "attend causally"),
         ("flat", {"layer_types": ["sliding_attention"]}, "through a window"),
-        ("flat", {"draft_vocab_size": 12}, "draft_vocab_size is 12"),
+        ("flat", {"draft_vocab_size": 30}, "draft_vocab_size must be smaller"),
         ("flat", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("flat", {"block_size": None}, "'block_size' is missing"),
         ("flat", {"mask_token_id": 24}, "mask_token_id 24 is outside"),
