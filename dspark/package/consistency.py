@@ -155,6 +155,9 @@ def _check_sglang(scheduler: SchedulerConfig, contents: Mapping[str, Content]) -
         ]
         if [sps.get(key) for key in keys] not in curves:
             raise ValueError(f"engines/sglang/sps.json has a cost curve that {SCHEDULER} does not have")
+        # 8.0 equals 8 here; SGLang would not start with it.
+        if any(type(count) is not int for count in (*sps["sample_batch_tokens"], sps["max_batch_tokens"])):
+            raise ValueError("engines/sglang/sps.json: token counts must be JSON integers")
         if '"bias_seconds"' in canonical_json(sps):
             raise ValueError("engines/sglang/sps.json would be taken for a two-dimensional table")
     models = [_measured(additive_table(cost, {})) for cost in scheduler.additive.values()]
