@@ -152,6 +152,7 @@ def file_problems(file: GGUFFile, config: DrafterConfig, target: GGUFFile) -> li
         *_target_problems(file, target),
         *_tokenizer_problems(file, target),
         *tensor_problems(file, config),
+        *_confidence_problems(file),
     ]
 
 
@@ -209,6 +210,13 @@ def _tokenizer_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
     return problems
 
 
+def _confidence_problems(file: GGUFFile) -> list[str]:
+    # Only where the file should be ours: llama.cpp's converter stores this matrix like the others, and it runs.
+    name, _ = CONFIDENCE
+    kind = file.types.get(name, "F32")
+    return [] if kind == "F32" else [f"tensor {name} is {kind}, it must be F32"]
+
+
 def tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
     """What is wrong with a file's tensors: their names, shapes and types."""
     expected = tensor_shapes(config)
@@ -222,7 +230,7 @@ def tensor_problems(file: GGUFFile, config: DrafterConfig) -> list[str]:
     problems += [
         f"tensor {name} is {kind}, it must be F32"
         for name, kind in file.types.items()
-        if kind != "F32" and name != DRAFT_IDS and (name in CONFIDENCE or len(file.shapes[name]) < 2)
+        if kind != "F32" and name != DRAFT_IDS and len(file.shapes[name]) < 2
     ]
     problems += [
         f"tensor {name} is {kind}, {'it must be I64' if name == DRAFT_IDS else 'which are integers'}"

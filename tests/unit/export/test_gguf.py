@@ -441,3 +441,21 @@ def test_drafters_without_a_part_are_refused(
 def test_the_keys_of_a_config_are_json(trained: Any):
     """numpy numbers would be written as another type by the package, or not at all."""
     json.dumps([key.value for key in drafter_keys(trained.drafter.config).values()])
+
+
+def test_a_confidence_head_stored_like_any_matrix_is_read(foreign: tuple[Any, Any, Path], tmp_path: Path):
+    """As llama.cpp's converter stores it; vectors stay F32 there too."""
+    target, drafter, path = foreign
+    file = read_gguf(path)
+    halves = {"conf_proj.weight", "fc.weight"}
+    tensors = {
+        name: TensorSource(values.shape, lambda v=values: v, "F16" if name in halves else "F32")
+        for name, values in file.tensors().items()
+    }
+    write_gguf(tmp_path / "d.gguf", file.keys, tensors)
+    loaded = load(tmp_path / "d.gguf", target)
+    assert torch.equal(loaded.confidence_head.proj.weight, drafter.confidence_head.proj.weight.half().float())
+    tensors["output_norm.weight"] = TensorSource((32,), tensors["output_norm.weight"].load, "F16")
+    write_gguf(tmp_path / "d.gguf", file.keys, tensors)
+    with pytest.raises(IntegrityError, match=r"output_norm\.weight is F16, it must be F32"):
+        load(tmp_path / "d.gguf", target)
