@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dspark.config.models import DrafterSettings, MarkovType
-from dspark.errors import SettingsError
+from dspark.errors import DataError, SettingsError
 from dspark.io.jsonfile import validation_text
 
 if TYPE_CHECKING:
@@ -123,6 +123,24 @@ class DrafterConfig(BaseModel):
             raise SettingsError(f"target {record.name}: its config has no {missing}, the drafter needs it") from None
         except ValidationError as reason:
             raise SettingsError(f"target {record.name}: no drafter fits it: {validation_text(reason)}") from None
+
+    def require_target(self, record: TargetRecord, where: str) -> None:
+        """Refuse a drafter of another target's vocabulary or width.
+
+        Args:
+            where: the drafter was read, for the message.
+        Raises:
+            DataError: names what differs.
+        """
+        for what, found, expected in (
+            ("vocabulary", self.vocab_size, record.vocab_physical),
+            ("hidden size", self.hidden_size, record.hidden_size),
+        ):
+            if found != expected:
+                raise DataError(
+                    f"{where}: its {what} is {found}, that of target {record.name} is {expected}",
+                    "name the target that the drafter was trained for",
+                )
 
     @property
     def context_size(self) -> int:

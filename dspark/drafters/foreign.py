@@ -92,15 +92,7 @@ def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfi
         raise DataError(f"{where}: {missing} is missing", "engines would guess it: add it to the file") from None
     except ValidationError as reason:
         raise DataError(f"{where}: {validation_text(reason)}") from None
-    for what, found, expected in (
-        ("vocabulary", config.vocab_size, record.vocab_physical),
-        ("hidden size", config.hidden_size, record.hidden_size),
-    ):
-        if found != expected:
-            raise DataError(
-                f"{where}: its {what} is {found}, that of target {record.name} is {expected}",
-                "name the target that the drafter was trained for",
-            )
+    config.require_target(record, where)
     return config
 
 

@@ -15,7 +15,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines import ENGINES
 from dspark.engines.base import require_support
-from dspark.errors import DataError, IntegrityError
+from dspark.errors import IntegrityError
 from dspark.export.dflash import (
     CONFIDENCE,
     DRAFT_IDS,
@@ -136,15 +136,7 @@ def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head:
     """
     file = read_gguf(path)
     config = drafter_config(file, record)
-    for what, found, expected in (
-        ("vocabulary", config.vocab_size, record.vocab_physical),
-        ("hidden size", config.hidden_size, record.hidden_size),
-    ):
-        if found != expected:
-            raise DataError(
-                f"{path.name}: its {what} is {found}, that of target {record.name} is {expected}",
-                "name the target that the drafter was trained for",
-            )
+    config.require_target(record, path.name)
     problems = tensor_problems(file, config)
     ids = None if problems else file.integers().get(DRAFT_IDS)
     if ids is not None:
