@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -136,7 +135,7 @@ def run_reader() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script with the readers' folders on its path, so that nothing of them reaches this process."""
 
     def run(script: Path, *arguments: Any, path: Sequence[Path], folder: Path | None = None) -> Any:
-        places = [*map(str, path), str(CHECKOUT)]
+        places = [*map(str, path), str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
         return subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],

@@ -1,7 +1,7 @@
 """What llama.cpp's own converter makes of our checkpoint, against what our GGUF writer makes of the same drafter.
 
-The sources are those inside xllamacpp's source distribution: `convert_hf_to_gguf.py`, `conversion/` and llama.cpp's own
-gguf package, at the build that dspark serves with (b11549). The whole script is run, with `--target-model-dir` on a tiny
+The sources are those inside xllamacpp's source distribution: `convert_hf_to_gguf.py`, `conversion/` and its own gguf
+package, at the build that dspark serves with (b11549). The whole script is run, with `--target-model-dir` on a tiny
 Llama with a sentencepiece vocabulary; nothing of it is replaced.
 """
 

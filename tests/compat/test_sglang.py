@@ -20,13 +20,15 @@ from typing import Any
 import pytest
 
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.description import describe
+from dspark.drafters.description import describe, read_description
 from dspark.engines import EngineInputs
-from dspark.engines.sglang import VERSION, SGLangEngine
+from dspark.engines.sglang import VERSION, SGLangEngine, sts_table
+from dspark.errors import CalibrationError, CostCurveError, IntegrityError
 from dspark.scheduling import AdditiveCost, CostCurve, SchedulerConfig, Temperatures
 from dspark.targets.record import TargetRecord
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+COST = CHECKOUT / "tests" / "data" / "cost"
 WHEELS = sorted((CHECKOUT / ".compat").glob(f"sglang-{VERSION}-*.whl"))
 PARSERS = "sglang.srt.speculative.dspark_components"
 LOADED = {
@@ -153,6 +155,16 @@ ADDITIVE = AdditiveCost(
 )
 
 
+def curve_of(path: Path) -> CostCurve:
+    """The curve in one of SGLang's tables, as our profiler would have to make it."""
+    raw = json.loads(path.read_text())
+    return CostCurve(
+        sample_batch_tokens=raw["sample_batch_tokens"],
+        sample_steps_per_second=raw["sample_steps_per_sec"],
+        max_batch_tokens=raw["max_batch_tokens"],
+    )
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """`engines/sglang` of a package."""
@@ -202,3 +214,63 @@ def test_the_union_config_gives_gamma_taps_mask_and_head(parsers: SimpleNamespac
     assert (found.gamma, found.mask_token_id, found.markov_rank) == (3, 5, 4)
     assert (list(found.target_layer_ids), found.markov_head_type) == ([1, 3, 5], "vanilla")
     assert parsers.dspark_config.get_dspark_sample_from_anchor(SimpleNamespace(**value)) is True
+
+
+@pytest.mark.parametrize("table", ["flat", "one-point", "zero", "negative", "rising", "non-monotone"])
+def test_tables_that_sglang_takes_without_a_word_are_refused_by_us(parsers: SimpleNamespace, table: str):
+    path = COST / f"{table}.json"
+    read = parsers.dspark_sps.load_sps_table_from_path(str(path))
+    # One probe switches the scheduler off; the others mislead it.
+    assert parsers.dspark_sps.is_uninitialized_sps_table(read) is (table == "one-point")
+    with pytest.raises(CostCurveError):
+        curve_of(path)
+
+
+@pytest.mark.parametrize("table", ["fractional", "not-increasing"])
+def test_tables_that_sglang_refuses_are_refused_by_us_first(parsers: SimpleNamespace, table: str):
+    path = COST / f"{table}.json"
+    with pytest.raises(CostCurveError):
+        curve_of(path)
+    with pytest.raises(Exception, match=r"integer|int|increasing"):
+        parsers.dspark_sps.load_sps_table_from_path(str(path))
+
+
+@pytest.mark.parametrize(("wrong", "taken"), [((1.5, 0.0, 2.0), False), ((1.5, -1.0, 2.0), False), ((1.5, 0.8), True)])
+def test_temperatures_that_are_wrong_are_refused_by_us_first(
+    parsers: SimpleNamespace, tmp_path: Path, wrong: tuple[float, ...], taken: bool
+):
+    """SGLang compares their number with gamma only when the server starts."""
+    calibration = Temperatures(temperature=1.0, label="sampled", temperatures=(1.0, 1.0, 1.0))
+    with pytest.raises(CalibrationError):
+        sts_table(calibration.model_copy(update={"temperatures": wrong}), CONFIG.gamma, {})
+    path = tmp_path / "sts.json"
+    path.write_text(json.dumps({"temperatures": wrong}))
+    if taken:
+        assert parsers.dspark_sts.load_sts_calibration_from_path(str(path)).temperatures == list(wrong)
+    else:
+        with pytest.raises(Exception, match=r"temperature|> 0|positive"):
+            parsers.dspark_sts.load_sts_calibration_from_path(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mask_token_id": 50}, "mask_token_id 50 is outside the vocabulary of 50"),
+        ({"markov_head_type": "rnn"}, "markov_head_type is 'rnn', not 'vanilla'"),
+    ],
+)
+def test_configs_that_sglang_takes_are_refused_by_us(parsers: SimpleNamespace, changes: dict[str, Any], reason: str):
+    """An rnn head is one that SGLang serves and this version does not make."""
+    value = describe(CONFIG, TARGET, dialect="union", dtype="bfloat16", weights_sha256="0" * 64) | changes
+    with pytest.raises(IntegrityError, match=reason):
+        read_description(value, "config.json")
+    found = parsers.dspark_config.parse_dspark_draft_config(draft_hf_config=SimpleNamespace(**value))
+    assert {key: getattr(found, key) for key in changes} == changes
+
+
+def test_a_block_of_no_tokens_is_refused_by_both(parsers: SimpleNamespace):
+    value = describe(CONFIG, TARGET, dialect="union", dtype="bfloat16", weights_sha256="0" * 64) | {"block_size": 0}
+    with pytest.raises(IntegrityError, match="gamma"):
+        read_description(value, "config.json")
+    with pytest.raises(ValueError, match="block_size must be positive"):
+        parsers.dspark_config.parse_dspark_draft_config(draft_hf_config=SimpleNamespace(**value))
