@@ -127,10 +127,12 @@ class LlamaCppClient(HttpClient):
         began = time.perf_counter()
         answer = self.ask_object("/completion", request)
         seconds = time.perf_counter() - began
+        ended, predicted = answer["stop_type"] == "eos", answer["tokens_predicted"]
         return Completion(
-            token_ids=tuple(answer["tokens"]),
-            ended=answer["stop_type"] == "eos",
-            predicted=answer["tokens_predicted"],
+            # The ending token is among them in some versions.
+            token_ids=tuple(answer["tokens"][: predicted - ended]),
+            ended=ended,
+            predicted=predicted,
             seconds=seconds,
             counters=self.counters() - before,
         )

@@ -55,7 +55,7 @@ def sources(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, TensorSo
     return {name: source(shape) for name, shape in shapes.items()}
 
 
-def write_target(path: Path) -> Path:
+def write_target(path: Path, **changes: Key) -> Path:
     counts = {
         "block_count": LAYERS,
         "context_length": 256,
@@ -85,6 +85,7 @@ def write_target(path: Path) -> Path:
         "llama.rope.freq_base": Key(1e4, "FLOAT32"),
         "llama.attention.layer_norm_rms_epsilon": Key(1e-5, "FLOAT32"),
         **tokenizer(),
+        **changes,
     }
     write_gguf(path, keys, sources(shapes, 0))
     return path
@@ -128,6 +129,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def settings(files: tuple[Path, Path | None], **changes: Any) -> LlamaCppSettings:
     fields = {"n_max": GAMMA, "context": 64, "memory": "F32", "log_level": 5}
     return LlamaCppSettings(files[0], files[1], **(fields | changes))
+
+
+@needs_engine
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_reply_is_what_stands_before_the_token_that_ended_it(files: tuple[Path, Path], tmp_path: Path, drafts: bool):
+    """The same weights, with a token that they say made the ending one."""
+    with LlamaCppServer(settings((files[0], None), log_level=1), tmp_path / "endless.log") as server:
+        said = server.complete(PROMPT, 12).token_ids
+    last = said[5]
+    target = write_target(tmp_path / "t.gguf", **{"tokenizer.ggml.eos_token_id": Key(last, "UINT32")})
+    with LlamaCppServer(settings((target, files[1] if drafts else None)), tmp_path / "log") as server:
+        reply = server.complete(PROMPT, 12)
+    assert reply.ended and reply.token_ids == said[: said.index(last)]
+    assert reply.predicted == said.index(last) + 1
 
 
 @needs_engine
