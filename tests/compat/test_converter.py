@@ -100,7 +100,7 @@ def test_a_converted_file_gives_the_drafter_back(
     theirs = converted(convert, checkpoint(), target[0], outtype)
     values = theirs.tensors()
     for name, tensor in union_tensors(made.drafter).items():
-        assert np.array_equal(values[tensor_names(2)[name]], tensor.numpy()), name
+        assert np.array_equal(values[tensor_names(made.drafter.config)[name]], tensor.numpy()), name
     loaded = load_drafter_gguf(theirs.path, made.record, made.target.embedding.float(), made.target.head.float())
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, made.drafter.state_dict()[name]), name
@@ -118,7 +118,7 @@ def test_a_head_of_another_kind_is_refused_by_both(
     made: Any, checkpoint: Any, convert: Any, target: tuple[Path, GGUFFile]
 ):
     wrong = checkpoint(markov_head_type="rnn")
-    with pytest.raises(IntegrityError, match="markov_head_type is 'rnn', not 'vanilla'"):
+    with pytest.raises(IntegrityError, match=r"markov_head\.joint_proj\.weight is missing"):
         read_checkpoint(wrong, made.drafter.embedding, made.drafter.head)
     done = convert(wrong, wrong / "x.gguf", "--target-model-dir", target[0])
     assert done.returncode != 0

@@ -58,7 +58,7 @@ def ours(drafter: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, t
     visible = (positions < anchors[:, None]).unsqueeze(0)
     hidden = drafter.block_hidden(block_ids, context, positions.unsqueeze(0), block_positions.unsqueeze(0), visible)[0]
     previous = inputs["tokens"][block_positions]
-    logits = drafter.base_logits(hidden) + drafter.markov_bias(previous)
+    logits = drafter.base_logits(hidden) + drafter.chain().bias(previous, hidden)
     return logits, drafter.confidence_logits(hidden, previous)
 
 
@@ -116,7 +116,7 @@ def test_every_tensor_arrives_and_the_targets_are_added(made: Any, checkpoint: A
 WRONG = {
     "block": ({"block_size": 0}, r"gamma"),
     "mask": ({"mask_token_id": 320}, r"mask_token_id 320 is outside the vocabulary of 320"),
-    "rnn": ({"markov_head_type": "rnn"}, r"markov_head_type is 'rnn', not 'vanilla'"),
+    "rnn": ({"markov_head_type": "rnn"}, r"markov_head\.joint_proj\.weight is missing"),
     "anchor": ({"sample_from_anchor": False}, r"sample_from_anchor is False, not True"),
     "causal": ({"is_causal": True}, r"is_causal is True, not False"),
 }

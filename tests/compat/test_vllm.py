@@ -92,7 +92,7 @@ def test_the_files_are_read_as_they_are_meant(made: Any, package: Any, reader: A
     }
     found = load_file(folder / "outputs.safetensors")
     drafter = read_checkpoint(folder / "drafter", made.target.embedding, made.target.head)
-    logits = drafter.base_logits(hidden) + drafter.markov_bias(previous)
+    logits = drafter.base_logits(hidden) + drafter.chain().bias(previous, hidden)
     assert torch.allclose(found["logits"].float(), logits, atol=2e-2, rtol=2e-2)
     confidences = torch.sigmoid(drafter.confidence_logits(hidden, previous))
     assert torch.allclose(found["confidences"].float(), confidences, atol=1e-5)
