@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--target", required=True, metavar="NAME", help="The target of pipeline/targets that it serves.")
 @click.option("--domain", "domains", multiple=True, metavar="NAME", help="Prompts of this domain only. Repeatable.")
 @click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="Prompts of each domain.")
-@click.option("--new-tokens", default=96, show_default=True, type=click.IntRange(2), help="Limit of each reply.")
+@click.option("--new-tokens", default=96, show_default=True, type=click.IntRange(8), help="Limit of each reply.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the certificate there, as JSON.")
 @click.option("--quiet", is_flag=True, help="Show problems and the result only.")
 @as_json
@@ -45,7 +45,7 @@ def certify(
     quiet: bool,
     json_output: bool,
 ) -> None:
-    """Compare what a running server accepts with what its drafter should get accepted; exit code 6 if they differ.
+    """Compare what a running server accepts with what its drafter should get accepted; exit code 6 unless they agree.
 
     Nothing is trained. llama.cpp, SGLang and vLLM are told apart by how they answer. The server must not serve others
     meanwhile, and must verify whole blocks (no scheduling).
@@ -66,6 +66,8 @@ def certify(
         print_json(model_json(certificate))
     else:
         _show(certificate)
+    if certificate.verdict == "inconclusive":
+        raise GateError(f"{certificate.drafter}: {certificate.reason}", "more prompts, of more domains, tell more")
     if certificate.verdict == "disagrees":
         raise GateError(
             f"{certificate.drafter}: {certificate.reason}",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from dspark.cli.options import as_json, print_json, print_table, workspace_of
 from dspark.cli.root import Subverbs
+
+if TYPE_CHECKING:
+    from dspark.config.models import ServingProfile
 
 
 @click.group(cls=Subverbs, subcommand_metavar="VERB ...")
@@ -52,12 +57,15 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
         "parallelism": f"tensor {spread.tensor}, pipeline {spread.pipeline}, data {spread.data}",
         "requests at a time": str(limits.requests or ""),
         "context": f"{limits.context} tokens" if limits.context else "",
-        "dtype": profile.dtype,
+        "dtype": _dtype(profile),
         "threads": str(profile.threads or "all"),
         "profiled at": f"{_numbers(profile.requests)} requests, contexts of {_numbers(profile.contexts)} tokens",
         "certified at": f"{_numbers(profile.certify_concurrency)} requests",
         "policies": ", ".join(profile.policies),
         "access": profile.access if profile.reason is None else f"{profile.access}: {profile.reason}",
+        "with the drafter": profile.url or "",
+        "without it": profile.plain_url or "",
+        "in profiling mode": profile.profile_url or "",
         "builds": ", ".join(builds),
     }
     print_table([(key, value) for key, value in facts.items() if value])
@@ -66,6 +74,14 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
         click.echo(
             f"service level: at {level.requests} requests {level.tokens_per_second_per_user:g} tokens/s a user{first}"
         )
+
+
+def _dtype(profile: ServingProfile) -> str:
+    """As declared, and what this processor makes of it."""
+    from dspark.processor import arithmetic
+
+    computed = arithmetic(profile.dtype) if profile.engine == "reference" else profile.dtype
+    return profile.dtype if computed == profile.dtype else f"{profile.dtype}, on this processor {computed}"
 
 
 def _numbers(values: tuple[int, ...]) -> str:

@@ -97,8 +97,9 @@ class HttpClient:
             with opener.open(request, timeout=self._patience) as answer:
                 yield answer
         except urllib.error.HTTPError as reason:
-            said = reason.read().decode("utf-8", errors="replace")
-            raise self.failure(f"it answered {path} with {reason.code}: {said[:300]}") from None
+            said = " ".join(reason.read().decode("utf-8", errors="replace").split())
+            told = "" if said.startswith("<") else f": {said[:200]}"  # a page for people says nothing here
+            raise self.failure(f"it answered {path} with {reason.code}{told}") from None
         except (OSError, ValueError, http.client.HTTPException) as reason:  # refused, cut off, or no HTTP at all
             raise self.failure(f"it did not answer {path}: {reason}") from None
 

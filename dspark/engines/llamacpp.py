@@ -33,6 +33,7 @@ from dspark.errors import DataError, PreflightError, ServiceError
 TIMES_SHOWN = 4  # the log level that shows the time spent on drafting
 DRAFTS_SHOWN = 5  # the one that shows every drafted token
 _CHILD = Path(__file__).with_name("llamacpp_child.py")
+_UNKNOWN = "b0-unknown"
 _TAIL = 12  # lines of the log that an error quotes
 _STOP_SECONDS = 10.0
 
@@ -78,10 +79,13 @@ class LlamaCppClient(HttpClient):
 
     name = "llamacpp"
     cuts_last_block = True
-    how_to_draft = "start it with the drafter (`-md DRAFTER.gguf`), and with `--spec-draft-p-min 0`"
+    how_to_draft = (
+        "start it with the drafter (`-md DRAFTER.gguf --spec-type draft-dspark --spec-draft-n-max GAMMA`), and with "
+        "`--spec-draft-p-min 0`"
+    )
 
     def __init__(self, address: str, *, patience: float = 600.0) -> None:
-        hint = "start it with `llama-server -m TARGET -md DRAFTER --metrics`"
+        hint = "start it with `llama-server -m TARGET -md DRAFTER --spec-type draft-dspark --metrics`"
         super().__init__(address, engine="llama.cpp", hint=hint, patience=patience)
 
     def served(self) -> Served:
@@ -91,7 +95,9 @@ class LlamaCppClient(HttpClient):
             ServiceError: it does not answer, or not as llama.cpp's server does.
         """
         said = self.properties()
-        return Served(f"llama.cpp {said.get('build_info', 'of an unknown build')}", file_name(said.get("model_path")))
+        build = str(said.get("build_info", _UNKNOWN))  # servers from a wheel were built without one
+        known = "of an unknown build" if build == _UNKNOWN else build
+        return Served(f"llama.cpp {known}", file_name(said.get("model_path")))
 
     def properties(self) -> dict[str, Any]:
         """What the server says about itself: model file, slots, build, default settings.
@@ -157,7 +163,7 @@ class LlamaCppClient(HttpClient):
 
     def facts(self) -> dict[str, Any]:
         """Its version: limits of a server that dspark starts are those of what it measures."""
-        return {"engine_version": self.served().engine}
+        return {} if self.properties().get("build_info") == _UNKNOWN else {"engine_version": self.served().engine}
 
     def totals(self) -> Counters:
         """What `counters` says."""

@@ -51,8 +51,11 @@ def _launch(inputs: EngineInputs) -> bytes:
         inputs,
         about=[
             f"Serve {inputs.target.name} with its DSpark drafter in llama.cpp's server (DSPARK_TARGET: its GGUF file).",
-            "Whether speculation pays, and how many drafts to verify at which load, is in the certificate if it was",
-            "measured. Further arguments go to llama.cpp: bash launch.sh --spec-draft-n-max 2 --port 8080",
+            "First see `recommended` in certificate.json: a policy `none` there says that at this load the server is",
+            "faster without the drafter, so leave --model-draft and the lines behind it out. fixed(k) stands for",
+            "--spec-draft-n-max k, threshold(p) for --spec-draft-p-min p. What was certified is the server of the",
+            "wheel xllamacpp, by its Python interface; this script was not run. It needs a llama.cpp that has",
+            "draft-dspark (b11434 or later). Further arguments go to it: bash launch.sh --port 8080",
         ],
         environment=None,
         target_flag=["--model"],

@@ -195,7 +195,8 @@ def _choose(missing: str | None) -> list[str]:
     lines = [
         'version="${DSPARK_TENSORRT_LLM:-}"',
         'if [ -z "$version" ]; then',
-        "  version=$(python3 -c 'import importlib.metadata as m; print(m.version(\"tensorrt_llm\"))')",
+        "  version=$(python3 -c 'import importlib.metadata as m; print(m.version(\"tensorrt_llm\"))' 2>/dev/null) ||",
+        "    version=unknown",
         "fi",
         'case "$version" in',
         f'  {"|".join(VERSIONS)}) config="config-$version.yaml" ;;',

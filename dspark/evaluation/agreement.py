@@ -15,7 +15,7 @@ Counts = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def compare_taus(offline: Counts, engine: Counts, *, tolerance: float, seed: int = 0) -> Agreement:
-    """`agrees` within the tolerance; beyond it `disagrees` if it is more than noise, `inconclusive` if it may be noise.
+    """`agrees` within the tolerance; beyond it `disagrees` if the whole interval is, else `inconclusive`.
 
     Args:
         offline, engine: tokens committed in cycles, and cycles, per prompt [n] each, in the same order.
@@ -38,7 +38,7 @@ def compare_taus(offline: Counts, engine: Counts, *, tolerance: float, seed: int
     low, high = difference.ci95
     within = abs(difference.value) <= tolerance
     return Agreement(
-        result="agrees" if within else "inconclusive" if low <= 0 <= high else "disagrees",
+        result="agrees" if within else "disagrees" if low > tolerance or high < -tolerance else "inconclusive",
         tolerance=tolerance,
         prompts=len(offline_tokens),
         offline_tau=taus[0],

@@ -29,6 +29,7 @@ TOLERANCE = 0.02  # relative difference of tau
 # Shifted taps or a wrong RoPE base hardly move tau, but every prompt's counters. On SmolLM2 with a quantised target 21
 # of 32 prompts had the counters of the replay, with either fault none or one.
 FEWEST_EQUAL = 0.25  # share of prompts
+FEWEST_PROMPTS = 8  # on which such a share says something by itself
 
 # Under a scheduler fewer drafts are verified where little confidence is: the drafts that it leaves out are neither
 # accepted nor refused, so that acceptance by position and tau are those of its choice, not of the drafter.
@@ -94,15 +95,19 @@ def compare_counters(asked: Sequence[Asked], *, tolerance: float = TOLERANCE, se
 
 def judge_counters(found: Agreement) -> tuple[Verdict, str | None]:
     """Whether the engine drafts what the drafter was trained to draft; if not, why."""
-    if found.result != "agrees":
-        far = f"tau is {found.engine_tau.value:.3f} in the engine and {found.offline_tau.value:.3f} offline"
-        return found.result, f"{far}, more than {found.tolerance:.0%} apart"
-    if found.equal_counters is not None and found.equal_counters < FEWEST_EQUAL * found.prompts:
-        return "disagrees", (
-            f"tau agrees, but only {found.equal_counters} of {found.prompts} prompts have the counters of the replay: "
-            "the engine drafts something else"
-        )
-    return "agrees", None
+    few = found.equal_counters is not None and found.equal_counters < FEWEST_EQUAL * found.prompts
+    counted = f"only {found.equal_counters} of {found.prompts} prompts have the counters of the replay"
+    if few and found.result == "agrees":
+        return "disagrees", f"tau agrees, but {counted}: the engine drafts something else"
+    if found.result == "agrees":
+        return "agrees", None
+    far = f"tau is {found.engine_tau.value:.3f} in the engine and {found.offline_tau.value:.3f} offline"
+    far += f", more than {found.tolerance:.0%} apart"
+    if few and found.prompts >= FEWEST_PROMPTS:
+        return "disagrees", f"{far}, and {counted}"
+    if found.result == "inconclusive":
+        return "inconclusive", f"{far}, on {found.prompts} prompts, which are too few to say by how much: take more"
+    return found.result, far
 
 
 def measure_counters(counters: Sequence[Counters], *, seed: int = 0) -> Acceptance:

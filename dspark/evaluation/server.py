@@ -29,6 +29,8 @@ from dspark.io.progress import Progress
 from dspark.measured import Measured, ratio_of_sums
 from dspark.targets.loading import Target
 
+_REPLIES_TO_TELL = 3  # how many drafts of a block the server verifies
+
 
 class Position(Model):
     """Tokens accepted at one place of the blocks."""
@@ -157,18 +159,22 @@ def _served_n_max(
     *,
     cut: bool,
 ) -> int:
-    """The number of drafts per block that explains what was verified for the longest reply."""
-    longest = max(range(len(replies)), key=lambda number: len(replies[number].token_ids))
-    drafted = replies[longest].counters.drafted
+    """The number of drafts per block that explains what was verified for the longest replies.
+
+    Never fewer than the last place at which a draft was accepted.
+    """
+    longest = sorted(range(len(replies)), key=lambda number: -len(replies[number].token_ids))[:_REPLIES_TO_TELL]
+    least = max((len(one.counters.per_position) for one in replies), default=0)
 
     def gap(n_max: int) -> int:
-        reply = replies[longest]
-        found = replay(
-            target, drafter, prompts[longest], reply.token_ids, max_new_tokens, ended=reply.ended, n_max=n_max, cut=cut
-        )
-        return abs(found.counters.drafted - drafted)
+        total = 0
+        for number in longest:
+            ids, ended = replies[number].token_ids, replies[number].ended
+            found = replay(target, drafter, prompts[number], ids, max_new_tokens, ended=ended, n_max=n_max, cut=cut)
+            total += abs(found.counters.drafted - replies[number].counters.drafted)
+        return total
 
-    return min(range(1, drafter.config.gamma + 1), key=gap)
+    return min(range(min(max(least, 1), drafter.config.gamma), drafter.config.gamma + 1), key=gap)
 
 
 def _by_position(asked: Sequence[Asked]) -> tuple[Position, ...]:

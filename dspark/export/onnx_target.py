@@ -68,7 +68,6 @@ def export_target(
     progress = progress or Progress()
     progress.start(f"export {target.record.name}", 2 + len(prompts), unit="steps")
     geometry = Geometry.of(target.model.config)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch) / out.name
         folder.mkdir()
@@ -91,6 +90,8 @@ def check_place(out: Path) -> None:
     Raises:
         SettingsError: `out` is a file, or a folder that holds something else.
     """
+    if not out.absolute().parent.is_dir():
+        raise SettingsError(f"{out}: there is no folder {out.absolute().parent}", "name a folder in one that is there")
     if not out.exists():
         return
     if not out.is_dir():

@@ -65,7 +65,15 @@ def require_fresh_server(folder: Path, address: str) -> tuple[str, str]:
     served, gamma = client.served(), read_manifest(folder).drafter.gamma
     certificate = read_model(folder / CERTIFICATE, Certificate, IntegrityError)
     today = datetime.datetime.now(datetime.UTC).date()
-    entry, found = served_entry(certificate, client.name, client.facts(), today=today)
+    facts = client.facts()
+    entry, found = served_entry(certificate, client.name, facts, today=today)
+    if not facts:
+        raise GateError(
+            f"{served.engine} at {client.address} tells nothing of itself that could be compared",
+            f"on the machine that serves: dspark package verify {folder} --against {entry.profile}",
+        )
+    if client.name != "llamacpp" and served.gamma is None and client.totals() is None:
+        found.append(Difference("speculation", "on", "off"))
     if served.gamma not in (None, gamma):
         found.append(Difference("gamma", gamma, served.gamma))
     _refuse(found, entry.profile)

@@ -116,4 +116,5 @@ def _facts(record: TargetRecord) -> dict[str, str]:
         "mask_token_id": str(record.mask_token_id),
         "weights_digest": record.weights_digest,
         "store_digest": record.digest,
+        "folder": str(record.folder(Path())),
     }

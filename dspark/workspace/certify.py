@@ -61,6 +61,11 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
         raise DataError(
             f"{request.drafter}: not found", "name the drafter's GGUF file, or the folder of its checkpoint"
         )
+    if request.drafter.is_dir() and not (request.drafter / "config.json").is_file():
+        raise DataError(
+            f"{request.drafter} holds no drafter's config.json",
+            "name the folder of the checkpoint (`drafter` in a package), or the file engines/llamacpp/drafter.gguf",
+        )
     spec = read_target(workspace.root / FOLDERS["target"], request.target, root=workspace.root)
     client = connect(request.url)  # a server that is not there is said at once
     install_stop_signals()

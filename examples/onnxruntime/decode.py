@@ -21,11 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnxruntime
@@ -38,7 +39,11 @@ class Model:
     """
 
     def __init__(self, folder: Path, graph: str, threads: int) -> None:
+        if not (folder / "io.json").is_file():
+            refuse(f"{folder} holds no io.json")
         self.io = json.loads((folder / "io.json").read_text(encoding="utf-8"))
+        if graph not in self.io:
+            refuse(f"{folder} holds another kind of model: are --drafter and --target swapped?")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         # Two models take turns here: one that spins while it waits would take the cores from the other.
@@ -158,7 +163,13 @@ def check_pair(target: dict[str, Any], drafter: dict[str, Any]) -> None:
     """A drafter reads one target's features and shares its vocabulary; another target's mean nothing to it."""
     for key in ("embedding_digest", "head_digest", "taps", "hidden_size", "vocab_size", "mask_token_id"):
         if target[key] != drafter[key]:
-            raise SystemExit(f"the drafter belongs to another target: {key} differs in the two io.json")
+            refuse(f"the drafter belongs to another target: {key} differs in the two io.json")
+
+
+def refuse(what: str) -> NoReturn:
+    """End with exit code 2: nothing was decoded."""
+    print(what, file=sys.stderr)
+    raise SystemExit(2)
 
 
 def main() -> None:
@@ -170,7 +181,7 @@ def main() -> None:
     tokenizer, prompt = read_prompt(arguments, target.io)
     room = target.io["max_position"] - len(prompt) - drafter.io["gamma"]
     if not 1 <= arguments.new_tokens <= room:
-        raise SystemExit(f"--new-tokens {arguments.new_tokens}: the target has room for 1 to {room} behind this prompt")
+        refuse(f"--new-tokens {arguments.new_tokens}: the target has room for 1 to {room} behind this prompt")
 
     ways: dict[str, Drafter | None] = {"with drafts": drafter}
     if arguments.plain:
@@ -214,9 +225,12 @@ def read_arguments() -> argparse.Namespace:
 def read_prompt(arguments: argparse.Namespace, io: dict[str, Any]) -> tuple[Any, list[int]]:
     """The tokenizer, if text was given, and the prompt's token ids."""
     if arguments.ids is not None:
-        return None, [int(token) for token in arguments.ids.split(",")]
+        ids = [int(part) if part.strip().isdigit() else -1 for part in arguments.ids.split(",")]
+        if not all(0 <= token < io["vocab_size"] for token in ids):
+            refuse(f"--ids: give numbers from 0 to {io['vocab_size'] - 1}, separated by commas")
+        return None, ids
     if "chat" not in io:
-        raise SystemExit("this target's chat template is not two strings around a message: use --ids")
+        refuse("this target's chat template is not two strings around a message: use --ids")
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(arguments.target / io["tokenizer"]))

@@ -146,10 +146,10 @@ REFUSED: dict[str, Case] = {
         SettingsError,
         "mask_token_id 50 is outside the vocabulary of 50",
     ),
-    "checkpoint with an rnn head": (
-        lambda _: checkpoint(markov_head_type="rnn"),
+    "checkpoint with an unknown head": (
+        lambda _: checkpoint(markov_head_type="lstm"),
         IntegrityError,
-        "markov_head_type is 'rnn', not 'vanilla'",
+        "markov_type",
     ),
     "rnn head for vLLM": (
         lambda _: with_head("vllm", "rnn"),

@@ -52,7 +52,7 @@ def test_the_right_curve_with_probes_that_are_no_integers_is_refused(package: Pa
         (VLLM, {"num_speculative_tokens": 4}, f"{VLLM} is for other blocks than gamma = 3"),
         (CONFIG, {"block_size": 4}, "drafter/ gamma: 4, expected 3"),
         (CONFIG, {"mask_token_id": 10**6}, "mask_token_id 1000000 is outside the vocabulary"),
-        (CONFIG, {"markov_head_type": "rnn"}, "markov_head_type is 'rnn', not 'vanilla'"),
+        (CONFIG, {"markov_head_type": "rnn"}, "drafter/ markov_type: 'rnn', expected 'vanilla'"),
     ],
 )
 def test_a_wrong_engine_file_is_refused(package: Path, reseal: Any, name: str, changes: dict[str, Any], reason: str):
