@@ -180,6 +180,16 @@ def test_who_answers_otherwise_is_nobody_that_is_known(pair: tuple[Any, Any]) ->
             connect(address, "vllm")
 
 
+def test_a_page_for_people_is_not_quoted() -> None:
+    class Site:
+        def get(self, path: str) -> Any:
+            return 404, "<!DOCTYPE HTML>\n<html>File not found</html>"
+
+    with serving(Site()) as address, pytest.raises(ServiceError) as caught:
+        connect(address, "sglang")
+    assert caught.value.message.endswith("it answered /server_info with 404")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

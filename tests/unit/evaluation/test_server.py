@@ -65,6 +65,17 @@ def test_a_server_that_does_what_the_loop_does_agrees_to_the_counter(pair: tuple
     assert found.tokens_per_second.value == pytest.approx(LIMIT / 0.5)
 
 
+def test_no_fewer_drafts_are_taken_for_verified_than_the_server_accepts(pair: tuple[Any, Any]) -> None:
+    """One draft a block explains what was drafted, but drafts were accepted at the third place."""
+
+    class Odd(Server):
+        def complete(self, prompt: Any, max_new_tokens: int) -> Completion:
+            reply = super().complete(prompt, max_new_tokens)
+            return replace(reply, counters=replace(reply.counters, per_position=(2, 1, 1)))
+
+    assert certify(Odd(*pair, n_max=1), pair).n_max == 3
+
+
 def test_a_server_that_accepts_less_disagrees(pair: tuple[Any, Any]) -> None:
     """Every accepted token beyond the first of a block is lost: tau falls, with it every position but one."""
 

@@ -24,7 +24,7 @@ from dspark.engines.onnx_target_io import TARGET, TARGET_WEIGHTS, TOKENIZER, Onn
 from dspark.errors import DataError, GateError, SettingsError
 from dspark.evaluation.tiny import tiny_target
 from dspark.export import target_graph
-from dspark.export.onnx_target import export_target
+from dspark.export.onnx_target import check_place, export_target
 from dspark.export.target_graph import TargetStep, product_attention
 from dspark.export.target_parity import Geometry, compare_target
 from dspark.io.digest import digest_tree
@@ -288,6 +288,8 @@ def test_an_earlier_export_is_replaced_by_the_same_bytes(pair: Any):
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path):
     target = make_target()
     (tmp_path / "file").write_text("mine")
+    with pytest.raises(SettingsError, match="there is no folder"):
+        check_place(tmp_path / "none" / "out")
     with pytest.raises(SettingsError, match="holds something else"):
         export_target(target, prompts_of(target), tmp_path)
     with pytest.raises(SettingsError, match="is not a folder"):

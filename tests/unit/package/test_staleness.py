@@ -141,9 +141,21 @@ def test_a_packages_server_is_asked_what_it_is(pristine, monkeypatch):
         def facts(self):
             return {"engine_version": fingerprint()["engine_version"]}
 
+        def totals(self):
+            return None
+
     monkeypatch.setattr(connect, "connect", lambda address: Client())
     Client.gamma = read_manifest(pristine).drafter.gamma
     assert require_fresh_server(pristine, "http://a:1") == (CPU, "2027-05-28")
+    facts = Client.facts
+    Client.facts = lambda self: {}
+    Client.address = "http://a:1"
+    with pytest.raises(GateError, match="tells nothing of itself that could be compared"):
+        require_fresh_server(pristine, "http://a:1")
+    Client.facts = facts
     Client.gamma += 1
     with pytest.raises(GateError, match=r"gamma: certified \d+, here \d+"):
+        require_fresh_server(pristine, "http://a:1")
+    Client.gamma = None
+    with pytest.raises(GateError, match="speculation: certified on, here off"):
         require_fresh_server(pristine, "http://a:1")
