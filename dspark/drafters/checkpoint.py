@@ -194,7 +194,8 @@ def _check_moved(tensors: dict[str, Tensor]) -> None:
         )
 
 
-def _check_names(path: Path, tensors: dict[str, Tensor], drafter: DSparkDrafter) -> None:
+def tensor_problems(tensors: dict[str, Tensor], drafter: DSparkDrafter) -> list[str]:
+    """In what names and shapes of tensors are not the drafter's."""
     expected = drafter.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [f"{name} is unexpected" for name in tensors if name not in expected]
@@ -203,6 +204,11 @@ def _check_names(path: Path, tensors: dict[str, Tensor], drafter: DSparkDrafter)
         for name, value in tensors.items()
         if name in expected and value.shape != expected[name].shape
     ]
+    return problems
+
+
+def _check_names(path: Path, tensors: dict[str, Tensor], drafter: DSparkDrafter) -> None:
+    problems = tensor_problems(tensors, drafter)
     if len({value.dtype for value in tensors.values()}) > 1:
         problems.append("its tensors have different dtypes")
     if problems:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, arange, equal, zeros
 
-from dspark.drafters.checkpoint import CONFIG, EMBEDDING, HEAD, read_checkpoint
+from dspark.drafters.checkpoint import CONFIG, EMBEDDING, HEAD, read_checkpoint, tensor_problems
 from dspark.drafters.config import DrafterConfig, rope_parameters
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import DataError
@@ -180,13 +180,7 @@ def _checked(folder: Path, kept: dict[str, Tensor], drafter: DSparkDrafter) -> d
     expected = drafter.state_dict()
     if not any(name in kept for name in _CONFIDENCE):
         kept |= {name: zeros(expected[name].shape) for name in _CONFIDENCE}
-    problems = [f"{name} is missing" for name in expected if name not in kept]
-    problems += [f"{name} is unexpected" for name in kept if name not in expected]
-    problems += [
-        f"{name} is {list(value.shape)}, expected {list(expected[name].shape)}"
-        for name, value in kept.items()
-        if name in expected and value.shape != expected[name].shape
-    ]
+    problems = tensor_problems(kept, drafter)
     problems += [f"{name} is not finite" for name, value in kept.items() if not bool(value.isfinite().all())]
     if problems:
         raise DataError(f"{folder}: {'; '.join(problems)}", "fetch the drafter again, or name the target it is for")

@@ -17,16 +17,22 @@ from dspark.errors import ServiceError, SettingsError
 class HttpClient:
     """A server that is asked for JSON.
 
+    Attributes:
+        engine: what it is, for messages.
+        how_to_start: the hint of its failures.
+        address: of the server.
+
     Args:
         address: such as `http://127.0.0.1:8080`.
-        engine: what it is, for messages.
-        hint: how it is started.
         patience: seconds until it must have answered.
     Raises:
         SettingsError: no such address.
     """
 
-    def __init__(self, address: str, *, engine: str, hint: str, patience: float = 600.0) -> None:
+    engine: str
+    how_to_start: str
+
+    def __init__(self, address: str, *, patience: float = 600.0) -> None:
         try:
             parts = urllib.parse.urlsplit(address)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -35,15 +41,15 @@ class HttpClient:
         if not usable:
             raise SettingsError(f"{address!r} is no address of a server", "give one such as http://127.0.0.1:8080")
         self.address = address.rstrip("/")
-        self._engine, self._hint, self._patience = engine, hint, patience
+        self._patience = patience
 
-    def get(self, path: str) -> bytes:
-        """What stands at a path.
+    def get(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """What stands at a path; with a body, what it answers to a POST of it.
 
         Raises:
             ServiceError: the server does not answer, or with an error.
         """
-        with self.open(path) as answer:
+        with self.open(path, body) as answer:
             data: bytes = answer.read()
             return data
 
@@ -53,8 +59,7 @@ class HttpClient:
         Raises:
             ServiceError: as `get`, or what it answers is no JSON.
         """
-        with self.open(path, body) as answer:
-            raw = answer.read()
+        raw = self.get(path, body)
         try:
             return json.loads(raw)
         except ValueError:
@@ -105,4 +110,4 @@ class HttpClient:
 
     def failure(self, what: str) -> ServiceError:
         """The error for what happened."""
-        return ServiceError(f"{self._engine} at {self.address}: {what}", self._hint)
+        return ServiceError(f"{self.engine} at {self.address}: {what}", self.how_to_start)

@@ -78,15 +78,13 @@ class LlamaCppClient(HttpClient):
     """
 
     name = "llamacpp"
+    engine = "llama.cpp"
+    how_to_start = "start it with `llama-server -m TARGET -md DRAFTER --spec-type draft-dspark --metrics`"
     cuts_last_block = True
     how_to_draft = (
         "start it with the drafter (`-md DRAFTER.gguf --spec-type draft-dspark --spec-draft-n-max GAMMA`), and with "
         "`--spec-draft-p-min 0`"
     )
-
-    def __init__(self, address: str, *, patience: float = 600.0) -> None:
-        hint = "start it with `llama-server -m TARGET -md DRAFTER --spec-type draft-dspark --metrics`"
-        super().__init__(address, engine="llama.cpp", hint=hint, patience=patience)
 
     def served(self) -> Served:
         """Its build and the file of the model that it serves.

@@ -29,15 +29,13 @@ class SGLangClient(HttpClient):
     """
 
     name = "sglang"
+    engine = "SGLang"
+    how_to_start = "start it with `bash engines/sglang/launch.sh` of a package"
     cuts_last_block = False
     how_to_draft = (
         "start it with `--speculative-algorithm DSPARK`, the drafter, and SGLANG_RAGGED_VERIFY_MODE=static, "
         "in which it verifies whole blocks"
     )
-
-    def __init__(self, address: str, *, patience: float = 600.0) -> None:
-        hint = "start it with `bash engines/sglang/launch.sh` of a package"
-        super().__init__(address, engine="SGLang", hint=hint, patience=patience)
 
     def information(self) -> dict[str, Any]:
         """Its arguments, version and the state of its schedulers.
@@ -56,7 +54,9 @@ class SGLangClient(HttpClient):
         Raises:
             ServiceError: as `information`, or it speculates with another kind of drafter.
         """
-        found = self.information()
+        return self._served(self.information())
+
+    def _served(self, found: dict[str, Any]) -> Served:
         algorithm = found.get("speculative_algorithm")
         if algorithm not in (ALGORITHM, None):
             raise ServiceError(
@@ -70,7 +70,7 @@ class SGLangClient(HttpClient):
         """Version, parallelism, dtypes and limits, as its arguments say."""
         found = self.information()
         return {
-            "engine_version": self.served().engine,
+            "engine_version": self._served(found).engine,
             "parallel": {name: found.get(key) for name, key in _PARALLEL.items()},
             "max_num_seqs": found.get("max_running_requests"),
             "context": found.get("context_length"),
@@ -128,15 +128,37 @@ class SGLangClient(HttpClient):
             ids, seconds = ids[:-1], seconds[: len(ids) - 1]
         return Streamed(ids, tuple(seconds), time.perf_counter() - began, counters)
 
-    def steps(self) -> list[list[dict[str, Any]]]:
-        """The steps that each data-parallel rank has recorded, in order (SGLANG_DSPARK_DEBUG_DUMP).
+    def marks(self) -> list[int]:
+        """The number of the last step that each data-parallel rank has recorded; -1: none yet.
 
         Raises:
             ServiceError: as `information`.
         """
+        return [max((step["forward_ct"] for step in rank), default=-1) for rank in self._steps()]
+
+    def steps_since(self, marks: Sequence[int]) -> list[list[dict[str, Any]]]:
+        """The steps that each rank has recorded behind its mark, in order (SGLANG_DSPARK_DEBUG_DUMP).
+
+        Raises:
+            ServiceError: as `information`.
+        """
+        return [
+            [step for step in rank if step["forward_ct"] > mark]
+            for mark, rank in zip(marks, self._steps(), strict=True)
+        ]
+
+    def _steps(self) -> list[list[dict[str, Any]]]:
         states = self.information()["internal_states"]
         dumps = [state.get("dspark_info_record") or {} for state in states]
         return [sorted(dump.get("records", []), key=lambda step: step["forward_ct"]) for dump in dumps]
+
+    def flush_cache(self) -> None:
+        """Forget computed prompts: those with equal beginnings would not be computed again.
+
+        Raises:
+            ServiceError: it does not answer.
+        """
+        self.get("/flush_cache", {})
 
     def generate_together(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Let prompts be continued by exactly so many tokens, in one request, so that they begin together."""

@@ -40,16 +40,10 @@ def confidence_records(client: SGLangClient, prompts: Sequence[Sequence[int]], m
         ServiceError: it does not answer.
     """
     _require_collecting(client)
-    marks = [max((step["forward_ct"] for step in rank), default=-1) for rank in client.steps()]
+    marks = client.marks()
     for prompt in prompts:
         client.complete(prompt, max_new_tokens)
-    new = [
-        (number, step)
-        for number, (mark, rank) in enumerate(zip(marks, client.steps(), strict=True))
-        for step in rank
-        if step["forward_ct"] > mark
-    ]
-    return parse_records(new)
+    return parse_records([(number, step) for number, rank in enumerate(client.steps_since(marks)) for step in rank])
 
 
 def parse_records(steps: Sequence[tuple[int, Mapping[str, Any]]]) -> Records:

@@ -35,15 +35,13 @@ class VLLMClient(HttpClient):
     """
 
     name = "vllm"
+    engine = "vLLM"
+    how_to_start = "start it with `bash engines/vllm/launch.sh` of a package"
     cuts_last_block = False
     how_to_draft = (
         "start it with `bash engines/vllm/launch.sh` of a package: the drafter in --speculative-config and "
         "enable_adaptive_verification false, so that whole blocks are verified"
     )
-
-    def __init__(self, address: str, *, patience: float = 600.0) -> None:
-        hint = "start it with `bash engines/vllm/launch.sh` of a package"
-        super().__init__(address, engine="vLLM", hint=hint, patience=patience)
 
     def served(self) -> Served:
         """Its version and the model that it serves.

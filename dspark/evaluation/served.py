@@ -66,7 +66,7 @@ class Questions:
             ]
             for concurrency in sorted(profile.certify_concurrency)
         }
-        everyone = [*([one.token_ids for one in alone]), *(ids for group in together.values() for ids in group)]
+        everyone = [*(one.token_ids for one in alone), *(ids for group in together.values() for ids in group)]
         reply = max(settings.max_new_tokens, settings.throughput_new_tokens)
         return cls(alone, together, max(map(len, everyone)) + reply)
 

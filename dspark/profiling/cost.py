@@ -97,6 +97,40 @@ def median(seconds: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return measured.value, measured.ci95
 
 
+def cost_row(
+    requests: int, verify_tokens: int, context: int, steps: Sequence[float], drafting: Sequence[float]
+) -> CostRow:
+    """A shape's row from seconds of whole steps and of drafting in them, as a server tells; the rest is verification.
+
+    Raises:
+        DataError: no step was timed.
+    """
+    step, interval = median(steps)
+    draft = min(float(np.median(drafting)), step)
+    return CostRow(
+        requests=requests,
+        verify_tokens=verify_tokens,
+        context=context,
+        draft_seconds=draft,
+        verify_seconds=step - draft,
+        step_seconds=step,
+        n=len(steps),
+        ci95=interval,
+    )
+
+
+def draft_row(backend: str, requests: int, context: int, drafting: Sequence[float]) -> DraftRow:
+    """A backend's row from seconds of drafting.
+
+    Raises:
+        DataError: no step was timed.
+    """
+    seconds, interval = median(drafting)
+    return DraftRow(
+        backend=backend, requests=requests, context=context, draft_seconds=seconds, n=len(drafting), ci95=interval
+    )
+
+
 def curve_fields(rows: Sequence[CostRow], max_batch_tokens: int) -> dict[str, Any]:
     """The fields of a report that are fitted to its rows; for each model that there is none of, the reason."""
     fields: dict[str, Any] = {}

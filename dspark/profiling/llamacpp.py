@@ -22,7 +22,7 @@ from dspark.engines.llamacpp import TIMES_SHOWN, LlamaCppSettings
 from dspark.engines.llamacpp_load import Servers
 from dspark.errors import SettingsError
 from dspark.io.progress import Progress
-from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
+from dspark.profiling.cost import CostReport, cost_row, curve_fields, draft_row
 from dspark.targets.record import TargetRecord
 
 BACKEND = "llamacpp"
@@ -97,7 +97,12 @@ def profile_llamacpp(
                 spent = done.drafting or Drafting()
                 drafting[shape].append(spent.seconds / max(spent.calls, 1))
                 progress.advance()
-    rows = {shape: _row(shape, gaps[shape], drafting[shape]) for shape in shapes}
+    rows = {
+        (requests, context, k): cost_row(
+            requests, requests * (1 + k), context, gaps[requests, context, k], drafting[requests, context, k]
+        )
+        for requests, context, k in shapes
+    }
     drafted = tuple(row for (_, _, k), row in rows.items() if k)
     return CostReport(
         profile=profile.name,
@@ -113,7 +118,11 @@ def profile_llamacpp(
         fingerprint=dict(fingerprint),
         rows=drafted,
         plain=tuple(row for (_, _, k), row in rows.items() if not k),
-        drafting=tuple(_drafting(shape, drafting[shape]) for shape in shapes if shape[2] == config.gamma),
+        drafting=tuple(
+            draft_row(BACKEND, requests, context, drafting[requests, context, k])
+            for requests, context, k in shapes
+            if k == config.gamma
+        ),
         **curve_fields(drafted, slots * (config.gamma + 1)),
     )
 
@@ -121,26 +130,3 @@ def profile_llamacpp(
 def _gaps(done: Together, warmup: int, steps: int) -> list[float]:
     """Seconds from token to token of all requests, but for the first steps and those behind the last one."""
     return [float(gap) for reply in done.replies for gap in np.diff(reply.seconds)[warmup:steps]]
-
-
-def _row(shape: Shape, gaps: list[float], drafting: list[float]) -> CostRow:
-    requests, context, k = shape
-    step, interval = median(gaps)
-    draft = min(float(np.median(drafting)), step) if k else 0.0
-    return CostRow(
-        requests=requests,
-        verify_tokens=requests * (1 + k),
-        context=context,
-        draft_seconds=draft,
-        verify_seconds=step - draft,
-        step_seconds=step,
-        n=len(gaps),
-        ci95=interval,
-    )
-
-
-def _drafting(shape: Shape, drafting: list[float]) -> DraftRow:
-    seconds, interval = median(drafting)
-    return DraftRow(
-        backend=BACKEND, requests=shape[0], context=shape[1], draft_seconds=seconds, n=len(drafting), ci95=interval
-    )

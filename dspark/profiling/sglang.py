@@ -19,7 +19,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.engines.sglang_client import SGLangClient
 from dspark.errors import DataError, PreflightError
 from dspark.io.progress import Progress
-from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
+from dspark.profiling.cost import CostReport, CostRow, cost_row, curve_fields, draft_row
 from dspark.targets.record import TargetRecord
 
 BACKEND = "sglang"
@@ -75,7 +75,10 @@ def profile_sglang(
                 prompts = generator.integers(0, record.vocab_logical, (requests * ranks, length)).tolist()
                 times[shape] += _round(client, prompts, shape, config.gamma, ranks, profile.warmup, steps)
                 progress.advance()
-    rows = tuple(_row(shape, found, config.gamma) for shape, found in times.items())
+    rows = tuple(
+        cost_row(requests, verified_tokens(requests, share, config.gamma), context, *zip(*found, strict=True))
+        for (requests, context, share), found in times.items()
+    )
     return CostReport(
         profile=profile.name,
         target=record.name,
@@ -90,7 +93,11 @@ def profile_sglang(
         fingerprint=dict(fingerprint),
         rows=rows,
         plain=(),
-        drafting=tuple(_drafting(shape, found) for shape, found in times.items() if shape[2] in (None, 1.0)),
+        drafting=tuple(
+            draft_row(BACKEND, requests, context, [draft for _, draft in found])
+            for (requests, context, share), found in times.items()
+            if share in (None, 1.0)
+        ),
         **_curve(rows, max(profile.requests) * (config.gamma + 1)),
     )
 
@@ -164,18 +171,16 @@ def _round(
     requests, _, share = shape
     if share is not None:
         _force(client, share)
-    with client.open("/flush_cache", {}):
-        pass  # prompts of equal beginnings would not be computed again
-    marks = [max((one["forward_ct"] for one in rank), default=-1) for rank in client.steps()]
+    client.flush_cache()
+    marks = client.marks()
     client.generate_together(prompts, 1 + steps + _SLACK)
     wanted = verified_tokens(requests, share, gamma)
     found: list[tuple[float, float]] = []
-    for mark, rank in zip(marks, client.steps(), strict=True):
+    for rank in client.steps_since(marks):
         new = [
             one
             for one in rank
-            if one["forward_ct"] > mark
-            and one.get("num_running_reqs") == requests
+            if one.get("num_running_reqs") == requests
             and one.get("num_verify_tokens") == wanted
             and one.get("step_cpu_ms") is not None
         ]
@@ -192,29 +197,6 @@ def _round(
 def verified_tokens(requests: int, share: float | None, gamma: int) -> int:
     """Tokens of a step, anchors included: the forced budget is rounded down over all requests together."""
     return requests * (1 + gamma) if share is None else requests + int(share * requests * gamma)
-
-
-def _row(shape: Shape, times: Sequence[tuple[float, float]], gamma: int) -> CostRow:
-    requests, context, share = shape
-    step, interval = median([whole for whole, _ in times])
-    draft = min(float(np.median([part for _, part in times])), step)
-    return CostRow(
-        requests=requests,
-        verify_tokens=verified_tokens(requests, share, gamma),
-        context=context,
-        draft_seconds=draft,
-        verify_seconds=step - draft,
-        step_seconds=step,
-        n=len(times),
-        ci95=interval,
-    )
-
-
-def _drafting(shape: Shape, times: Sequence[tuple[float, float]]) -> DraftRow:
-    seconds, interval = median([part for _, part in times])
-    return DraftRow(
-        backend=BACKEND, requests=shape[0], context=shape[1], draft_seconds=seconds, n=len(times), ci95=interval
-    )
 
 
 def _curve(rows: Sequence[CostRow], max_batch_tokens: int) -> dict[str, Any]:

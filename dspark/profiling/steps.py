@@ -25,7 +25,7 @@ from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import DataError, SettingsError
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
-from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, median
+from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, draft_row, median
 from dspark.targets.loading import Target
 
 Backends = Callable[[DSparkDrafter], Mapping[str, Proposer]]
@@ -137,15 +137,7 @@ class _Shape:
     def drafting(self, backend: str) -> DraftRow:
         """Drafting time over all steps of the last `rows`: what is verified afterwards does not change it."""
         seconds = [timing.draft_seconds for timings in self._timings for timing in timings]
-        draft, interval = median(seconds)
-        return DraftRow(
-            backend=backend,
-            requests=self._requests,
-            context=self._context,
-            draft_seconds=draft,
-            n=len(seconds),
-            ci95=interval,
-        )
+        return draft_row(backend, self._requests, self._context, seconds)
 
     def _row(self, policy: Policy, timings: list[Timing]) -> CostRow:
         draft, _ = median([timing.draft_seconds for timing in timings])
