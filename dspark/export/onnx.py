@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
 
-def export_onnx(drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opset: int = 20) -> OnnxIO:
+def export_onnx(
+    drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opset: int = 20, stateless: bool = True
+) -> OnnxIO:
     """Write both graphs, the drafter's weights, those that are the target's, and `io.json` into a folder.
 
     Args:
@@ -28,27 +30,29 @@ def export_onnx(drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opse
         record: the target it belongs to.
         out: the folder; made if it is not there.
         opset: of the default ONNX domain, at most 20 (TensorRT's limit).
+        stateless: False leaves that graph's file out: a drafter that is only decoded with has no use for it, and each
+            graph takes the exporter many seconds.
     Raises:
         StageError: the graph that came out is not valid ONNX or needs another opset or domain.
     """
     out.mkdir(parents=True, exist_ok=True)
     exact = copy.deepcopy(drafter).float().cpu().eval()
-    stateless, cached = _stateless_spec(drafter.config), _cached_spec(drafter.config)
-    models = {
-        STATELESS: trace(StatelessBlock(exact), _stateless_example(drafter.config), stateless, opset),
-        CACHED: trace(CachedBlock(exact), _cached_example(drafter.config), cached, opset),
-    }
+    config = drafter.config
+    specs = _stateless_spec(config), _cached_spec(config)
+    models = {}
+    if stateless:
+        models[STATELESS] = trace(StatelessBlock(exact), _stateless_example(config), specs[0], opset)
+    models[CACHED] = trace(CachedBlock(exact), _cached_example(config), specs[1], opset)
     theirs = digests_of(exact.embedding, exact.head)
     move_weights(list(models.values()), out / ENDS, theirs.__contains__)
     move_weights(list(models.values()), out / WEIGHTS, lambda digest: digest not in theirs)
     for name, model in models.items():
         write_graph(model, out / name, opset)
-    config = drafter.config
     description = OnnxIO(
         opset=opset,
         gamma=config.gamma,
-        stateless=stateless,
-        cached=cached,
+        stateless=specs[0],
+        cached=specs[1],
         weights=describe_weights(out / WEIGHTS),
         ends=describe_weights(out / ENDS),
         taps=config.taps,
