@@ -33,6 +33,27 @@ def which_build(command: Command) -> Command:
     return command
 
 
+def which_registry(command: Command) -> Command:
+    """`--tracking-uri`; the verb passes it to `tracking_address`."""
+    return click.option(
+        "--tracking-uri",
+        metavar="URI",
+        help="Of the MLflow server.  [default: DSPARK_TRACKING_URI, MLFLOW_TRACKING_URI, params.yaml, the workspace's]",
+    )(command)
+
+
+def tracking_address(context: click.Context, flag: str | None) -> str:
+    """The tracking server that the command line, the environment or the workspace names.
+
+    Raises:
+        PreflightError: there is no workspace.
+        SettingsError: the address cannot work.
+    """
+    from dspark.registry import address
+
+    return address.tracking_address(workspace_of(context).root, flag, os.environ)
+
+
 def as_json(command: Command) -> Command:
     """`--json`."""
     return click.option("--json", "json_output", is_flag=True, help="Print one JSON document.")(command)

@@ -217,7 +217,7 @@ class BuildReader:
         path = "params.yaml"
         values = self.mapping(path)
         defaults = values.pop("defaults", None) or {}
-        known = {*SECTIONS, "defaults"}
+        known = {*SECTIONS, "defaults", "tracking"}  # the last is read by `registry.address`
         file = Origin("params.yaml", path, self.root / path)
         for key in values.keys() - known:
             mistakes.append(Mistake(file.at([key]), f"unknown key {key!r}", suggestion(key, known)))

@@ -307,6 +307,12 @@ class ExportSettings(Settings):
         return self
 
 
+class TrackingSettings(Settings):
+    """`tracking` of `params.yaml`: where packages are registered. No part of a build, which it does not change."""
+
+    uri: str | None = None  # None: a SQLite database inside the workspace
+
+
 class Hardware(Settings):
     """What an engine runs on."""
 
