@@ -123,6 +123,19 @@ def read_declared(folder: Path, name: str, model: type[Declared], *, word: str, 
     if stated != name:
         line = key_line(path, "name")
         raise Mistakes([Mistake(_at(display, line), f"name is {stated!r} but the file is called {path.name}")])
+    return validated(value, model, path, display)
+
+
+def validated(value: dict[str, Any], model: type[Declared], path: Path, display: str) -> Declared:
+    """What a file declares, as a model.
+
+    Args:
+        value: the file's mapping.
+        path: where lines are looked up.
+        display: how messages call the file.
+    Raises:
+        Mistakes: everything that is wrong, with lines.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
