@@ -57,6 +57,31 @@ def bootstrap(
     return Measured(value=float(value), n=units, ci95=(float(low), float(high)))
 
 
+def bootstrap_sums(
+    columns: Array, statistic: Callable[[Array], Array], *, resamples: int = 1000, seed: int = 0
+) -> Measured | None:
+    """`bootstrap` of a statistic that depends on sums over units alone, without a Python call per resample.
+
+    Args:
+        columns: what is summed, one row per unit, [units, k].
+        statistic: of sums [..., k], the values [...]; NaN where it is undefined.
+    Returns:
+        None if it is undefined on all units.
+    """
+    units = len(columns)
+    if units == 0:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = float(statistic(columns.sum(axis=0)))
+        if not np.isfinite(value):
+            return None
+        times = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=resamples)
+        draws = statistic(times @ columns)
+    draws = draws[np.isfinite(draws)]
+    low, high = np.percentile(draws, [2.5, 97.5]) if draws.size else (value, value)
+    return Measured(value=value, n=units, ci95=(float(low), float(high)))
+
+
 def ratio_of_sums(numerators: Array, denominators: Array, *, resamples: int = 1000, seed: int = 0) -> Measured | None:
     """A pooled ratio, sum(numerators) / sum(denominators), with its bootstrap interval over units.
 

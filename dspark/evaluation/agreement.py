@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dspark.errors import SettingsError
 from dspark.evaluation.entry import Agreement
-from dspark.measured import bootstrap, ratio_of_sums
-
-Counts = tuple[NDArray[np.float64], NDArray[np.float64]]
+from dspark.evaluation.paired import Counts, relative_difference
+from dspark.measured import ratio_of_sums
 
 
 def compare_taus(offline: Counts, engine: Counts, *, tolerance: float, seed: int = 0) -> Agreement:
@@ -23,15 +19,7 @@ def compare_taus(offline: Counts, engine: Counts, *, tolerance: float, seed: int
     Raises:
         SettingsError: one side has no cycle.
     """
-    (offline_tokens, offline_cycles), (engine_tokens, engine_cycles) = offline, engine
-
-    def relative(sample: NDArray[np.intp]) -> float:
-        if not (offline_cycles[sample].sum() and engine_cycles[sample].sum()):
-            return float("nan")
-        before = offline_tokens[sample].sum() / offline_cycles[sample].sum()
-        return float(engine_tokens[sample].sum() / engine_cycles[sample].sum() / before - 1)
-
-    difference = bootstrap(len(offline_tokens), relative, seed=seed)
+    difference = relative_difference(engine, offline, seed=seed)
     taus: list[Any] = [ratio_of_sums(*side, seed=seed) for side in (offline, engine)]
     if difference is None or None in taus:
         raise SettingsError("evaluation or engine recorded no cycle on their common prompts")
@@ -40,7 +28,7 @@ def compare_taus(offline: Counts, engine: Counts, *, tolerance: float, seed: int
     return Agreement(
         result="agrees" if within else "disagrees" if low > tolerance or high < -tolerance else "inconclusive",
         tolerance=tolerance,
-        prompts=len(offline_tokens),
+        prompts=len(offline[0]),
         offline_tau=taus[0],
         engine_tau=taus[1],
         relative_difference=difference,

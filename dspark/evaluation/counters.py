@@ -18,8 +18,9 @@ from dspark.engines.client import Completion
 from dspark.engines.counters import Counters
 from dspark.engines.replay import ExpectedRequest, replay
 from dspark.errors import DataError
-from dspark.evaluation.agreement import Counts, compare_taus
+from dspark.evaluation.agreement import compare_taus
 from dspark.evaluation.entry import Agreement
+from dspark.evaluation.paired import Counts
 from dspark.evaluation.results import Acceptance
 from dspark.io.progress import Progress
 from dspark.measured import ratio_of_sums
