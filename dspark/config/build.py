@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +69,9 @@ PARTS = {
     "evaluation_domains": True,
     "recipe": True,
     "serving_profiles": True,
+    "against": False,
 }
+ALONE = ("against",)  # of these, what a flag or a variable may set
 
 FOLDERS = {
     "target": "pipeline/targets",
@@ -107,6 +110,8 @@ class ResolvedBuild:
                 found.append((".".join(keys), value, self.settings.where(keys)))
 
         whole = self.build.model_dump(mode="json")
+        for key in ALONE:
+            collect(whole[key], (key,))
         for section in SECTIONS:
             collect(whole["corpus"][section] if section in CORPUS_SECTIONS else whole[section], (section,))
         return found
@@ -115,8 +120,9 @@ class ResolvedBuild:
 class BuildReader:
     """Reads the declarations of one workspace, each file once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, baselines: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self._baselines = baselines or {}  # of pipeline/gates.yaml, by build
         self._read: dict[tuple[str, str], Any] = {}
 
     def declared(self, word: str, name: str, model: type[Declared]) -> Declared:
@@ -163,6 +169,7 @@ class BuildReader:
         if target is not None:
             mistakes += _other_traffic(parts, target, typed["responses"], profiles)
         mistakes += _longer_blocks(parts, typed["drafter"], profiles)
+        mistakes += _no_digest(parts)
         if mistakes or target is None or recipe is None:
             raise Mistakes(mistakes)
         try:
@@ -179,6 +186,8 @@ class BuildReader:
                 recipe=recipe.name,
                 corpus=corpus,
                 serving_profiles=tuple(profile.name for profile in profiles),
+                against=parts.tree.get("against"),
+                baseline=self._baselines.get(name),
                 **{key: typed[key] for key in SECTIONS if key not in CORPUS_SECTIONS},
             )
         except ValidationError as error:
@@ -210,7 +219,7 @@ class BuildReader:
             sections.merge(raw, Origin("recipe", file, self.root / file))
         sections.merge({key: value for key, value in values.items() if key in SECTIONS}, origin)
         for override in overrides:
-            sections.merge(override.tree(), override.origin)
+            (parts if override.keys[0] in ALONE else sections).merge(override.tree(), override.origin)
         return parts, sections
 
     def _lay_params(self, parts: Layered, sections: Layered, mistakes: list[Mistake]) -> None:
@@ -294,6 +303,15 @@ def _longer_blocks(parts: Layered, drafter: BaseModel | None, profiles: Sequence
                 what = f"serving_profiles: profile {profile.name} names {policy}, a block has {gamma} drafts"
                 found.append(Mistake(parts.where(["serving_profiles"]), what, "name at most that many"))
     return found
+
+
+def _no_digest(parts: Layered) -> list[Mistake]:
+    """`against` names a package by its digest: a name or an alias would mean another package tomorrow."""
+    digest = parts.tree.get("against")
+    if digest is None or (isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest)):
+        return []
+    what = f"against: expected a package_digest (64 lower-case hexadecimal digits) or null, not {digest!r}"
+    return [Mistake(parts.where(["against"]), what, "dspark registry list shows the packages and their digests")]
 
 
 def _spelt(sampling: Sampling | None) -> str:

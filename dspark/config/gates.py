@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from dspark.config.declared import read_mapping, validated
+from dspark.config.build import FOLDERS
+from dspark.config.declared import Mistake, Mistakes, declared_names, read_mapping, suggestion, validated
 from dspark.config.models import Digest, Name, Settings
+from dspark.io.yamlfile import key_line
 
 PATH = "pipeline/gates.yaml"
 
@@ -98,4 +100,18 @@ def read_gates(root: Path) -> GatePolicy:
         SettingsError: no such file, or not YAML.
     """
     path = root / PATH
-    return validated(read_mapping(path, PATH), GatePolicy, path, PATH)
+    policy = validated(read_mapping(path, PATH), GatePolicy, path, PATH)
+    builds = [name for word in ("build", "target") for name in declared_names(root / FOLDERS[word])]
+    unknown = [name for name in policy.baselines if name not in builds]
+    if unknown:
+        # A misspelt build would go without a baseline and nobody would notice.
+        mistakes = [
+            Mistake(
+                f"{PATH}:{key_line(path, 'baselines', name)}",
+                f"baselines: build {name!r} does not exist",
+                suggestion(name, builds),
+            )
+            for name in unknown
+        ]
+        raise Mistakes(mistakes)
+    return policy

@@ -1,7 +1,7 @@
 """Values from several layers merged into one tree that remembers where each leaf came from.
 
 Later layers win: built-in < `params.yaml` < recipe < build YAML < environment `DSPARK_<SECTION>__<KEY>` < flag
-`--set section.key=value`. Lists are replaced, mappings are merged.
+`--set section.key=value`. Lists are replaced, mappings are merged. A few keys stand in no section: `--set against=...`.
 """
 
 from __future__ import annotations
@@ -107,8 +107,15 @@ class Override:
         return dict(result)
 
 
-def flag_overrides(flags: Iterable[str], sections: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
-    """Parse `section.key=value` flags; values are YAML (`3`, `1e-3`, `[a, b]`, `null`)."""
+def flag_overrides(
+    flags: Iterable[str], sections: Sequence[str], alone: Sequence[str] = ()
+) -> tuple[list[Override], list[Mistake]]:
+    """Parse `section.key=value` flags; values are YAML (`3`, `1e-3`, `[a, b]`, `null`).
+
+    Args:
+        sections: that have keys.
+        alone: keys that stand in no section.
+    """
     found: list[Override] = []
     mistakes: list[Mistake] = []
     for flag in flags:
@@ -118,21 +125,27 @@ def flag_overrides(flags: Iterable[str], sections: Sequence[str]) -> tuple[list[
         if not separator or not all(keys):
             mistakes.append(Mistake(source, "expected section.key=value", "for instance --set training.steps=500"))
             continue
-        _collect(keys, text, Origin("flag", source), sections, found, mistakes)
+        _collect(keys, text, Origin("flag", source), sections, alone, found, mistakes)
     return found, mistakes
 
 
 def environment_overrides(
-    environment: Mapping[str, str], sections: Sequence[str]
+    environment: Mapping[str, str], sections: Sequence[str], alone: Sequence[str] = ()
 ) -> tuple[list[Override], list[Mistake]]:
-    """Parse `DSPARK_<SECTION>__<KEY>` variables; further keys follow after more double underscores."""
+    """Parse `DSPARK_<SECTION>__<KEY>` variables; further keys follow after more double underscores.
+
+    Args:
+        sections: that have keys.
+        alone: keys that stand in no section: `DSPARK_<KEY>`.
+    """
     found: list[Override] = []
     mistakes: list[Mistake] = []
     for variable in sorted(environment):
-        if not variable.startswith(ENVIRONMENT_PREFIX) or "__" not in variable:
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if not variable.startswith(ENVIRONMENT_PREFIX) or ("__" not in variable and name not in alone):
             continue
-        keys = tuple(variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
-        _collect(keys, environment[variable], Origin("environment", variable), sections, found, mistakes)
+        keys = tuple(name.split("__"))
+        _collect(keys, environment[variable], Origin("environment", variable), sections, alone, found, mistakes)
     return found, mistakes
 
 
@@ -141,11 +154,13 @@ def _collect(
     text: str,
     origin: Origin,
     sections: Sequence[str],
+    alone: Sequence[str],
     found: list[Override],
     mistakes: list[Mistake],
 ) -> None:
-    if keys[0] not in sections or len(keys) < 2:
-        hint = suggestion(keys[0], sections, "sections: " + ", ".join(sections))
+    if keys not in {(key,) for key in alone} and (keys[0] not in sections or len(keys) < 2):
+        listing = ", ".join([*sections, *(f"{key} (alone)" for key in alone)])
+        hint = suggestion(keys[0], [*sections, *alone], f"sections: {listing}")
         what = f"unknown section {keys[0]!r}" if keys[0] not in sections else f"a key of {keys[0]!r} is missing"
         mistakes.append(Mistake(origin.source, what, hint))
         return

@@ -458,3 +458,10 @@ class Build(Settings):
     certification: CertificationSettings = CertificationSettings()
     export: ExportSettings = ExportSettings()
     serving_profiles: tuple[Name, ...] = Field(min_length=1)
+    against: Digest | None = None  # package_digest of the champion, to be measured beside the candidate; None: nothing
+    baseline: Digest | None = None  # package_digest that pipeline/gates.yaml pins for this build
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Packages that are measured beside the candidate, the champion first, each once."""
+        return tuple(dict.fromkeys(digest for digest in (self.against, self.baseline) if digest is not None))

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dspark.config.build import FOLDERS, SECTIONS, BuildReader, ResolvedBuild, mistakes_of
-from dspark.config.declared import Mistakes, declared_names, suggestion
+from dspark.config.build import ALONE, FOLDERS, SECTIONS, BuildReader, ResolvedBuild, mistakes_of
+from dspark.config.declared import Mistake, Mistakes, declared_names, suggestion
+from dspark.config.gates import PATH as GATES
+from dspark.config.gates import read_gates
 from dspark.config.layers import environment_overrides, flag_overrides
 from dspark.errors import SettingsError
 
@@ -45,11 +47,12 @@ def resolve(
         Mistakes: everything that is wrong with the chosen build, its corpus or the overrides.
         SettingsError: no such build or target.
     """
-    reader = BuildReader(root)
-    by_flag, wrong_flags = flag_overrides(flags, tuple(SECTIONS))
-    by_variable, wrong_variables = environment_overrides(environment or {}, tuple(SECTIONS))
+    baselines, wrong_gates = _baselines(root)
+    reader = BuildReader(root, baselines)
+    by_flag, wrong_flags = flag_overrides(flags, tuple(SECTIONS), ALONE)
+    by_variable, wrong_variables = environment_overrides(environment or {}, tuple(SECTIONS), ALONE)
     name = _chosen_name(root, target, build)
-    mistakes = [*wrong_variables, *wrong_flags]
+    mistakes = [*wrong_variables, *wrong_flags, *wrong_gates]
     chosen: ResolvedBuild | None = None
     try:
         chosen = reader.build(name, [*by_variable, *by_flag])
@@ -76,6 +79,16 @@ def resolve(
 def build_names(root: Path) -> list[str]:
     """Declared builds and the default builds of targets without one, sorted."""
     return sorted({*declared_names(root / FOLDERS["build"]), *declared_names(root / FOLDERS["target"])})
+
+
+def _baselines(root: Path) -> tuple[dict[str, str], list[Mistake]]:
+    """The pinned packages by build; a workspace without gates pins none, and promotes none."""
+    if not (root / GATES).is_file():
+        return {}, []
+    try:
+        return dict(read_gates(root).baselines), []
+    except SettingsError as error:
+        return {}, mistakes_of(error)
 
 
 def _chosen_name(root: Path, target: str | None, build: str | None) -> str:

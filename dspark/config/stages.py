@@ -14,6 +14,7 @@ from dspark.config.models import (
     CalibrationSettings,
     CertificationSettings,
     CorpusSettings,
+    Digest,
     DomainSpec,
     DrafterSettings,
     EvaluationSettings,
@@ -108,6 +109,7 @@ class EvaluateInputs(Settings):
     training_domains: tuple[Name, ...]
     evaluation: EvaluationSettings
     profile: ServingProfile  # the build's first one: its threads and cost curve are used
+    against: tuple[Digest, ...] = ()  # packages in the store that decode the same prompts
 
 
 class ExportInputs(Settings):
@@ -128,6 +130,7 @@ class CertifyInputs(Settings):
     evaluation: EvaluationSettings
     certification: CertificationSettings
     profile: ServingProfile
+    against: Digest | None = None  # the package in the store whose speed is measured in turn with the candidate's
 
 
 class PackageInputs(Settings):

@@ -150,12 +150,19 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
                     training_domains=build.corpus.domains,
                     evaluation=build.evaluation,
                     profile=profile,
+                    against=build.rivals,
                 )
             case "export":
                 yield ExportInputs(**names, export=build.export)
             case "certify":
+                # No other engine is started with two drafters.
+                measured = profile is not None and profile.engine == "reference" and profile.access == "local"
                 yield CertifyInputs(
-                    **names, evaluation=build.evaluation, certification=build.certification, profile=profile
+                    **names,
+                    evaluation=build.evaluation,
+                    certification=build.certification,
+                    profile=profile,
+                    against=build.against if measured else None,
                 )
             case "package":
                 yield PackageInputs(build=build, profiles=resolved.profiles)

@@ -58,6 +58,10 @@ class Workspace:
         """The record that stages depend on."""
         return self.root / "targets" / f"{target}.json"
 
+    def package(self, digest: str) -> Path:
+        """A package that was fetched to measure against, by its package_digest."""
+        return self.store / "packages" / digest
+
     def build(self, name: str) -> Path:
         """Outputs of a build."""
         return self.root / "builds" / name

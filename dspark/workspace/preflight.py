@@ -58,6 +58,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
         *unfit_profiles(resolved),
         *missing_domains(workspace, resolved),
         *missing_target(workspace, resolved.build.target),
+        *unusable_rivals(workspace, resolved),
         *full_disk(workspace),
     ]
 
@@ -182,6 +183,19 @@ def missing_target(workspace: Workspace, spec: TargetSpec) -> list[Problem]:
     except DsparkError as error:
         return [Problem(error.message, error.hint)]
     return []
+
+
+def unusable_rivals(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
+    """Packages to measure against that are not there, not sound, or of another target; verified to the byte."""
+    if not resolved.build.rivals:
+        return []
+    from dspark.targets.record import read_record
+    from dspark.workspace.rivals import rival_mistake
+
+    target = resolved.build.target
+    record = read_record(workspace.target_record(target.name)) if is_current(workspace, target) else None
+    found = [rival_mistake(workspace, digest, record) for digest in resolved.build.rivals]
+    return [Problem(error.message, error.hint) for error in found if error is not None]
 
 
 def full_disk(workspace: Workspace) -> list[Problem]:

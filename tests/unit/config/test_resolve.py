@@ -309,3 +309,32 @@ def test_a_profile_with_a_mistake_is_one_mistake(root: Path) -> None:
     with pytest.raises(Mistakes) as caught:
         resolve(root, build="mine")
     assert len(caught.value.mistakes) == 1 and "float16 or float32" in str(caught.value)
+
+
+def test_what_to_measure_against_is_set_by_file_variable_or_flag_and_pinned_by_the_gates(root: Path) -> None:
+    champion, other, pinned = "a" * 64, "b" * 64, "c" * 64
+    build_file(root, f"target: small\nagainst: {champion}\n")
+    assert resolve(root, build="mine").chosen.build.rivals == (champion,)
+    by_variable = resolve(root, build="mine", environment={"DSPARK_AGAINST": other}).chosen
+    assert by_variable.build.against == other
+    assert by_variable.settings.where(["against"]) == "DSPARK_AGAINST"
+    assert resolve(root, build="mine", flags=("against=null",)).chosen.build.rivals == ()
+    assert resolve(root, target="small").chosen.build.rivals == ()
+    gates = (Path(__file__).resolve().parents[3] / "pipeline/gates.yaml").read_text()
+    write(root, "pipeline/gates.yaml", gates.replace("baselines: {}", f"baselines:\n  mine: {pinned}\n"))
+    assert resolve(root, build="mine").chosen.build.rivals == (champion, pinned)
+    assert resolve(root, build="mine", flags=(f"against={pinned}",)).chosen.build.rivals == (pinned,)
+    assert resolve(root, target="small").chosen.build.rivals == ()
+
+
+def test_a_rival_is_named_by_its_digest_and_a_pin_by_a_build_that_exists(root: Path) -> None:
+    build_file(root, "target: small\nagainst: latest\n")
+    gates = (Path(__file__).resolve().parents[3] / "pipeline/gates.yaml").read_text()
+    write(root, "pipeline/gates.yaml", gates.replace("baselines: {}", f"baselines:\n  mime: {'c' * 64}\n"))
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, build="mine", flags=("agains=null",))
+    found = {mistake.where: mistake for mistake in caught.value.mistakes}
+    assert "expected a package_digest" in found["pipeline/builds/mine.yaml:2"].what
+    assert "did you mean 'against'?" in found["--set agains=null"].hint
+    line = len(gates.splitlines()) + 1
+    assert "did you mean 'mine'?" in found[f"pipeline/gates.yaml:{line}"].hint
