@@ -8,12 +8,16 @@ from pathlib import Path
 import click
 
 from dspark.cli.options import as_json, print_json, print_table, size, workspace_of
+from dspark.cli.package_pull import pull
 from dspark.cli.root import Subverbs
 
 
 @click.group(cls=Subverbs, subcommand_metavar="VERB ...")
 def package() -> None:
-    """Show and verify packages; needs neither a workspace nor the pipeline."""
+    """Fetch, verify and show packages; needs neither a workspace nor the pipeline."""
+
+
+package.add_command(pull)
 
 
 @package.command()
@@ -53,9 +57,17 @@ def show(folder: Path, json_output: bool) -> None:
 @click.option(
     "--against", metavar="PROFILE|URL", help="A serving profile (a name, or a file), or the address of a server."
 )
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Demand a signature by this public key.",
+)
 @as_json
 @click.pass_context
-def verify(context: click.Context, folder: Path, digest: str | None, against: str | None, json_output: bool) -> None:
+def verify(
+    context: click.Context, folder: Path, digest: str | None, against: str | None, key: Path | None, json_output: bool
+) -> None:
     """Check that a package is exactly what its manifest says; exit code 7 if not.
 
     With --against also that its certificate is about that profile on this machine, or about what a running server says
@@ -64,7 +76,7 @@ def verify(context: click.Context, folder: Path, digest: str | None, against: st
     from dspark.io.jsonfile import model_json
     from dspark.package.verify import verify as verify_package
 
-    report = verify_package(folder, digest=digest)
+    report = verify_package(folder, digest=digest, key=key)
     fresh = {}
     if against is not None:
         from dspark.workspace.against import require_fresh, require_fresh_server

@@ -17,7 +17,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "targets": ("dspark.cli.targets", "targets", "List, show, add, fetch and export targets"),
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
-    "package": ("dspark.cli.package", "package", "Show and verify packages"),
+    "package": ("dspark.cli.package", "package", "Fetch, verify, sign and show packages"),
     "doctor": ("dspark.cli.doctor", "doctor", "Find what is wrong here and what mends it"),
     "version": ("dspark.cli.version", "version", "Show versions"),
 }

@@ -1,7 +1,7 @@
 """Is a folder exactly the package that its manifest describes? (package.md, "Digests")
 
-Follows no link, runs and unpickles nothing, hashes and parses through one open file each. Without a digest from outside
-this shows integrity, not authenticity: who can change a file can also write a new manifest.
+Follows no link, runs and unpickles nothing, hashes and parses through one open file each. Without a digest or a key
+from outside this shows integrity, not authenticity: who can change a file can also write a new manifest.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dspark.errors import IntegrityError, SettingsError
+from dspark.io.below import open_below
 from dspark.io.jsonfile import strict_loads, validation_text
 from dspark.package.consistency import check_package
 from dspark.package.contents import Content, read_content
 from dspark.package.layout import MANIFEST, SIGNATURE
 from dspark.package.manifest import FileEntry, Manifest, manifest_bytes
+from dspark.package.signature import SIGNATURE_BYTES, require_signature
 
 _HINT = "fetch the package again, or make it again with `dspark run`"
-_MAX_MANIFEST = 16 * 2**20
+MAX_MANIFEST = 16 * 2**20
 
 
 class VerifyReport(BaseModel):
@@ -42,39 +44,43 @@ class VerifyReport(BaseModel):
     self_digest: str
     files: int
     bytes: int
-    authenticated: Literal["nothing", "deployable files", "everything"]  # by the digest that was given
+    authenticated: Literal["nothing", "deployable files", "everything"]  # by the digest or the key that was given
+    signature: Literal["none", "not checked", "valid"]
 
     @property
     def note(self) -> str:
         """What a reader must know about the reach of the check."""
+        if self.signature == "valid":
+            return "signed with the key that was given: every file is the one that was signed"
         if self.authenticated == "nothing":
-            return "integrity only, not authenticity: compare a digest obtained elsewhere with --digest"
+            unchecked = "" if self.signature == "none" else "; it is signed, check that with --key"
+            return f"integrity only, not authenticity: compare a digest obtained elsewhere with --digest{unchecked}"
         if self.authenticated == "deployable files":
             return "package_digest matches; it does not cover the evidence, self_digest does"
         return "self_digest matches: every file is the one that was published"
 
 
-def verify(folder: Path, *, digest: str | None = None) -> VerifyReport:
+def verify(folder: Path, *, digest: str | None = None, key: Path | None = None) -> VerifyReport:
     """Verify a package completely.
 
     Args:
         folder: the package.
         digest: a package or manifest digest obtained elsewhere (64 lower-case hex digits); compared if given.
+        key: a public key; the package must be signed with its private part if given.
     Raises:
-        SettingsError: `digest` is no digest.
+        SettingsError: `digest` is no digest, `key` no key.
         IntegrityError: a file is changed, missing, too many, linked or special, a path is not allowed, the manifest is
-            not canonical, something inside does not parse or validate, or the digest is another one.
+            not canonical, something inside does not parse or validate, the digest is another one, or the package is not
+            signed with the key.
     """
-    if digest is not None and not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise SettingsError(
-            f"{digest!r} is not a digest: 64 lower-case hexadecimal digits are expected",
-            "take package_digest or self_digest from where the package was published",
-        )
     manifest = read_manifest(folder)
-    _check_tree(folder, manifest)
+    authenticated = compare_digest(manifest, digest, folder)
+    signed = _check_tree(folder, manifest)
+    if key is not None:
+        require_signature(folder, key)
     contents: dict[str, Content] = {}
     for entry in manifest.files:
-        with _explained(folder / entry.path), _opened(folder, entry.path) as handle:
+        with _explained(folder / entry.path), open_below(folder, entry.path) as handle:
             contents[entry.path] = _read_entry(handle, entry)
     with _explained(folder):
         check_package(manifest, contents)
@@ -87,7 +93,8 @@ def verify(folder: Path, *, digest: str | None = None) -> VerifyReport:
         self_digest=manifest.digests.self_digest,
         files=len(manifest.files),
         bytes=sum(entry.bytes for entry in manifest.files),
-        authenticated=_authenticated(folder, manifest, digest),
+        authenticated=authenticated if key is None else "everything",
+        signature="valid" if key is not None else "not checked" if signed else "none",
     )
 
 
@@ -103,10 +110,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise IntegrityError(f"{folder} {what}", "give the folder of a package: builds/NAME/package, or a copy of it")
     if not os.path.lexists(path):
         raise IntegrityError(f"{folder} has no {MANIFEST}: it is not a package, or not whole", _HINT)
-    with _explained(path), _opened(folder, MANIFEST) as handle:
-        data = handle.read(_MAX_MANIFEST + 1)
-        if len(data) > _MAX_MANIFEST:
-            raise ValueError(f"larger than {_MAX_MANIFEST} bytes")
+    with _explained(path), open_below(folder, MANIFEST) as handle:
+        data = handle.read(MAX_MANIFEST + 1)
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes, path: Path) -> Manifest:
+    """Validate the bytes of a manifest, wherever they come from; `path` is what errors call it.
+
+    Raises:
+        IntegrityError: as `read_manifest`.
+    """
+    with _explained(path):
+        if len(data) > MAX_MANIFEST:
+            raise ValueError(f"larger than {MAX_MANIFEST} bytes")
         value = strict_loads(data.decode("utf-8"))
         schema = value.get("schema") if isinstance(value, dict) else None
         expected = Manifest.model_fields["schema_"].default
@@ -118,16 +135,12 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _check_tree(folder: Path, manifest: Manifest) -> None:
+def _check_tree(folder: Path, manifest: Manifest) -> bool:
+    """Demand exactly the files of the manifest, each once; True if there is a signature beside them."""
     listed = {entry.path for entry in manifest.files}
     with _explained(folder):
         links = dict(_walk(folder, "", _folders(listed)))
-    if SIGNATURE in links:
-        raise IntegrityError(
-            f"{folder / SIGNATURE}: this version of dspark cannot check signatures",
-            "use a version that can, or compare a digest with --digest",
-        )
-    present = links.keys() - {MANIFEST}
+    present = links.keys() - {MANIFEST, SIGNATURE}
     if missing := sorted(listed - present):
         raise IntegrityError(f"{folder}: missing: {_some(missing)}", _HINT)
     if extra := sorted(present - listed):
@@ -137,6 +150,9 @@ def _check_tree(folder: Path, manifest: Manifest) -> None:
             f"{folder}: has a second name on this file system (hard link): {_some(linked)}",
             "copy the package instead of linking it",
         )
+    if SIGNATURE in links and (folder / SIGNATURE).lstat().st_size != SIGNATURE_BYTES:
+        raise IntegrityError(f"{folder / SIGNATURE}: is no ed25519 signature, which has {SIGNATURE_BYTES} bytes", _HINT)
+    return SIGNATURE in links
 
 
 def _walk(folder: Path, below: str, folders: frozenset[str]) -> Iterator[tuple[str, int]]:
@@ -163,26 +179,6 @@ def _folders(paths: set[str]) -> frozenset[str]:
     return frozenset(str(parent) for path in paths for parent in PurePosixPath(path).parents)
 
 
-@contextmanager
-def _opened(folder: Path, path: str) -> Iterator[BufferedReader]:
-    """Open a regular file below `folder`, following no link on the way and waiting on no pipe."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    *parents, name = path.split("/")
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for parent in parents:
-            inner = os.open(parent, flags | os.O_DIRECTORY, dir_fd=directory)
-            os.close(directory)
-            directory = inner
-        handle = os.fdopen(os.open(name, flags, dir_fd=directory), "rb")
-    finally:
-        os.close(directory)
-    with handle:
-        if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
-            raise ValueError("is not a regular file")
-        yield handle
-
-
 def _read_entry(handle: BufferedReader, entry: FileEntry) -> Content:
     """Check size and sha256 of an open file, then parse it."""
     size = os.fstat(handle.fileno()).st_size
@@ -207,17 +203,28 @@ def _explained(path: Path) -> Iterator[None]:
         raise IntegrityError(f"{path}: {str(reason) or type(reason).__name__}", _HINT) from reason
 
 
-def _authenticated(
-    folder: Path, manifest: Manifest, digest: str | None
+def compare_digest(
+    manifest: Manifest, digest: str | None, where: Path | str
 ) -> Literal["nothing", "deployable files", "everything"]:
+    """What of a package a digest from outside speaks for.
+
+    Raises:
+        SettingsError: `digest` is no digest.
+        IntegrityError: it is that of another package than `where` holds.
+    """
     if digest is None:
         return "nothing"
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise SettingsError(
+            f"{digest!r} is not a digest: 64 lower-case hexadecimal digits are expected",
+            "take package_digest or self_digest from where the package was published",
+        )
     if digest == manifest.digests.self_digest:
         return "everything"
     if digest == manifest.digests.package_digest:
         return "deployable files"
     raise IntegrityError(
-        f"{folder}: {digest} is neither its package_digest {manifest.digests.package_digest} "
+        f"{where}: {digest} is neither its package_digest {manifest.digests.package_digest} "
         f"nor its self_digest {manifest.digests.self_digest}",
         "this is not the package that was asked for",
     )

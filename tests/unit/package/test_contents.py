@@ -324,6 +324,6 @@ def test_a_text_beyond_all_reason_is_not_read(package, monkeypatch):
     monkeypatch.setattr("dspark.package.contents._MAX_TEXT", 100)
     with pytest.raises(IntegrityError, match="larger than 100 bytes"):
         verify(package)
-    monkeypatch.setattr("dspark.package.verify._MAX_MANIFEST", 100)
+    monkeypatch.setattr("dspark.package.verify.MAX_MANIFEST", 100)
     with pytest.raises(IntegrityError, match=r"manifest\.json: larger than 100 bytes"):
         verify(package)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dspark.errors import IntegrityError
+from dspark.package.signature import write_keys
 from dspark.package.verify import verify
 
 
@@ -72,10 +73,10 @@ MUTANTS = {
         "if extra := []:",
         lambda folder, tmp, reseal: (folder / "extra").write_text("x"),
     ),
-    "a signature nobody checks": (
+    "anything taken for a signature": (
         "verify",
-        "if SIGNATURE in links:",
-        "if links.pop(SIGNATURE, None) is None and False:",
+        "if SIGNATURE in links and (folder / SIGNATURE).lstat().st_size != SIGNATURE_BYTES:",
+        "if False:",
         lambda folder, tmp, reseal: (folder / "manifest.sig").write_text("x"),
     ),
     "hard links ignored": (
@@ -282,3 +283,12 @@ def test_without_the_comparison_any_digest_would_do(package):
         verify(package, digest="0" * 64)
     with mutant("verify", "if digest is None:\n        return", "if digest:\n        return") as loaded:
         loaded.verify(package, digest="0" * 64)
+
+
+def test_without_the_question_any_signature_would_do(package, tmp_path):
+    key = write_keys(tmp_path / "key.pem")
+    (package / "manifest.sig").write_bytes(bytes(64))
+    with pytest.raises(IntegrityError, match="no signature of this package"):
+        verify(package, key=key)
+    with mutant("verify", "if key is not None:\n        require", "if False:\n        require") as loaded:
+        loaded.verify(package, key=key)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspark.errors import IntegrityError, SettingsError
+from dspark.package.signature import sign, write_keys
 from dspark.package.verify import read_manifest, verify
 
 
@@ -21,9 +22,9 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def refused(folder: Path) -> str:
+def refused(folder: Path, key: Path | None = None) -> str:
     with pytest.raises(IntegrityError) as caught:
-        verify(folder)
+        verify(folder, key=key)
     assert caught.value.exit_code == 7
     assert caught.value.hint
     return caught.value.message
@@ -53,18 +54,27 @@ def test_another_digest_is_refused_and_a_malformed_one_is_a_usage_error(pristine
 
 
 def test_one_flipped_bit_in_any_file_is_refused(pristine, tmp_path):
-    """Every file, at its first, middle and last byte, the lowest and the highest bit."""
+    """Every file of a signed package, its signature too, at its first, middle and last byte: 200 flips and more."""
     folder = Path(shutil.copytree(pristine, tmp_path / "p"))
-    for name in files_of(folder):
+    private = tmp_path / "key.pem"
+    public = write_keys(private)
+    sign(folder, private)
+    tries = 0
+    names = files_of(folder)
+    assert {"manifest.json", "manifest.sig"} <= set(names)
+    for name in names:
         path = folder / name
         good = path.read_bytes()
-        for position, bit in ((0, 1), (0, 128), (len(good) // 2, 1), (len(good) - 1, 1), (len(good) - 1, 128)):
+        last, middle = len(good) - 1, len(good) // 2
+        for position, bit in ((0, 1), (0, 128), (middle, 1), (middle, 16), (last, 1), (last, 8), (last, 128)):
             bad = bytearray(good)
             bad[position] ^= bit
             path.write_bytes(bad)
-            refused(folder)
+            refused(folder, key=public)
+            tries += 1
         path.write_bytes(good)
-    verify(folder)
+    assert tries == 7 * len(names) >= 200
+    assert verify(folder, key=public).signature == "valid"
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "file", "empty"])
