@@ -54,6 +54,23 @@ def tracking_address(context: click.Context, flag: str | None) -> str:
     return address.tracking_address(workspace_of(context).root, flag, os.environ)
 
 
+def registry_address(context: click.Context, flag: str | None) -> str:
+    """As `tracking_address`, and no workspace is needed where flag or environment name a server: serving has none.
+
+    Raises:
+        PreflightError: nothing names one and there is no workspace.
+        SettingsError: the address cannot work.
+    """
+    from dspark.registry.address import VARIABLES, checked
+
+    if flag is not None:
+        return checked(flag, "--tracking-uri")
+    for name in VARIABLES:
+        if value := os.environ.get(name):
+            return checked(value, name)
+    return tracking_address(context, None)
+
+
 def as_json(command: Command) -> Command:
     """`--json`."""
     return click.option("--json", "json_output", is_flag=True, help="Print one JSON document.")(command)

@@ -9,6 +9,7 @@ import click
 
 from dspark.cli.options import as_json, print_json, print_table, size, workspace_of
 from dspark.cli.package_pull import pull
+from dspark.cli.package_sign import keygen, sign
 from dspark.cli.root import Subverbs
 
 
@@ -17,7 +18,8 @@ def package() -> None:
     """Fetch, verify and show packages; needs neither a workspace nor the pipeline."""
 
 
-package.add_command(pull)
+for verb in (pull, keygen, sign):
+    package.add_command(verb)
 
 
 @package.command()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, size, tracking_address, which_registry
+from dspark.cli.options import as_json, print_json, print_table, registry_address, size, which_registry
 
 
 @click.command()
@@ -41,7 +40,7 @@ def pull(
     from dspark.registry.pull import pull as pull_package
     from dspark.workspace.listener import ListenedProgress
 
-    uri = _registry(context, tracking_uri)
+    uri = registry_address(context, tracking_uri)
     with shown(quiet=quiet, events=None) as listener:
         progress = ListenedProgress(listener, "pull")
         manifest = pull_package(address, folder, tracking_uri=uri, digest=digest, key=key, progress=progress)
@@ -63,15 +62,3 @@ def pull(
     click.echo(f"{folder}: {manifest.name}, {len(manifest.files)} files, {total}, verified")
     print_table([("package digest", manifest.digests.package_digest), ("self digest", manifest.digests.self_digest)])
     print_table([(f"launch {name}", command) for name, command in commands.items()])
-
-
-def _registry(context: click.Context, flag: str | None) -> str:
-    """The registry; a machine that serves has no workspace, so flag or environment are enough."""
-    from dspark.registry.address import VARIABLES, checked
-
-    if flag is not None:
-        return checked(flag, "--tracking-uri")
-    for name in VARIABLES:
-        if os.environ.get(name):
-            return checked(os.environ[name], name)
-    return tracking_address(context, None)

@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py
 import fake_build
 
 from dspark.package.assemble import assemble
+from dspark.registry.publish import find_published
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,11 @@ def pristine(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("build")
     assemble(fake_build.make(root), root / "package", card=fake_build.card)
     return root / "package"
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory) -> Path:
+    """An empty registry: MLflow takes seconds to make one, copying it takes none."""
+    workspace = tmp_path_factory.mktemp("empty workspace")
+    assert find_published("demo", "0" * 64, workspace=workspace) is None
+    return workspace / "mlflow" / "mlflow.db"

@@ -23,14 +23,6 @@ from dspark.registry.publish import find_published, publish
 from dspark.registry.receipts import default_uri, receipt_path
 
 
-@pytest.fixture(scope="session")
-def database(tmp_path_factory) -> Path:
-    """An empty registry: MLflow takes seconds to make one, copying it takes none."""
-    workspace = tmp_path_factory.mktemp("empty workspace")
-    assert find_published("demo", "0" * 64, workspace=workspace) is None
-    return workspace / "mlflow" / "mlflow.db"
-
-
 @pytest.fixture
 def workspace(tmp_path, database) -> Path:
     """A workspace whose path needs quoting, with an empty registry."""

@@ -1,0 +1,208 @@
+"""Pulling what MLflow itself stored: its database, a real `mlflow server` on loopback, and S3 as moto serves it.
+
+Published and asked with the released MLflow and boto3; only the services are this machine's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import fake_build
+import pytest
+
+from dspark.errors import IntegrityError, PreflightError, ServiceError, SettingsError
+from dspark.package.assemble import assemble
+from dspark.package.verify import read_manifest
+from dspark.registry import artifacts, lookup
+from dspark.registry.lookup import find_version
+from dspark.registry.publish import publish
+from dspark.registry.pull import pull
+from dspark.registry.receipts import default_uri
+
+ADDRESS = "models:/dspark-demo@candidate"
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory) -> Path:
+    """A package with other costs."""
+    root = tmp_path_factory.mktemp("another")
+    sources = fake_build.make(root)
+    cost = sources.costs[fake_build.CPU]
+    cost.write_text(cost.read_text().replace("60.0", "61.0"))
+    assemble(sources, root / "package", card=fake_build.card)
+    return root / "package"
+
+
+# ---------------------------------------------------------------- a workspace's own database
+
+
+def test_from_a_workspaces_own_registry_also_after_it_was_moved(pristine, database, tmp_path):
+    """MLflow keeps absolute addresses of artifacts; they lie beside the database wherever that is."""
+    workspace = tmp_path / "work space ü"
+    (workspace / "mlflow").mkdir(parents=True)
+    shutil.copyfile(database, workspace / "mlflow" / "mlflow.db")
+    publish(pristine, workspace=workspace, build="demo", receipts=workspace / "receipts")
+    pull(ADDRESS, tmp_path / "p", tracking_uri=default_uri(workspace))
+    assert tree(tmp_path / "p") == tree(pristine)
+    moved = workspace.rename(tmp_path / "moved")
+    pull("models:/dspark-demo/1", tmp_path / "q", tracking_uri=default_uri(moved))
+    assert tree(tmp_path / "q") == tree(pristine)
+    for absent in ("models:/dspark-demo@production", "models:/dspark-demo/2", "models:/dspark-other@candidate"):
+        with pytest.raises(SettingsError, match="not in the registry"):
+            pull(absent, tmp_path / "r", tracking_uri=default_uri(moved))
+
+
+def test_a_database_is_never_made_by_asking_it(tmp_path):
+    with pytest.raises(ServiceError, match="no such registry"):
+        pull(ADDRESS, tmp_path / "p", tracking_uri=f"sqlite:///{tmp_path / 'none' / 'mlflow.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_installed_is_named_with_what_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup, "find_spec", lambda name: None)
+    monkeypatch.setattr(artifacts, "find_spec", lambda name: None)
+    with pytest.raises(PreflightError) as caught:
+        pull(ADDRESS, tmp_path / "p", tracking_uri="postgresql://me:secret@host/mlflow")
+    assert "dspark[pipeline]" in caught.value.hint and "secret" not in caught.value.message
+    with pytest.raises(PreflightError) as caught:
+        artifacts.artifacts_at("s3://bucket/x", "http://127.0.0.1:9")
+    assert "dspark[s3]" in caught.value.hint
+
+
+# ---------------------------------------------------------------- real services
+
+
+def free_port() -> int:
+    with socket.socket() as endpoint:
+        endpoint.bind(("127.0.0.1", 0))
+        return int(endpoint.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """An S3 server on loopback, with one bucket; the environment names it to MLflow and boto3."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    settings = {
+        "MLFLOW_S3_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=address)
+        client.create_bucket(Bucket="models")
+        yield client
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(database, tmp_path_factory, s3):
+    """`mlflow server` as it comes, which hands out artifacts of a folder."""
+    root = tmp_path_factory.mktemp("server")
+    shutil.copyfile(database, root / "mlflow.db")
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
+        *("--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}", "--artifacts-destination", str(root / "artifacts")),
+    ]
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with (root / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=root, env=os.environ | quiet, stdout=log, stderr=log)
+        try:
+            yield _ready(f"http://127.0.0.1:{port}", process, root / "log")
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def _ready(address: str, process: subprocess.Popen, log: Path) -> str:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=1):
+                return address
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def client(server):
+    import mlflow
+
+    return mlflow.MlflowClient(server, server)
+
+
+@pytest.mark.slow
+def test_from_a_real_server_that_hands_artifacts_out(server, pristine, tmp_path):
+    """The database fixture's experiment lies in a folder; a new one lies wherever the server says: proxied."""
+    connection = client(server)
+    connection.rename_experiment(connection.get_experiment_by_name("dspark").experiment_id, "local")
+    publish(pristine, workspace=tmp_path, build="demo", receipts=tmp_path / "receipts", tracking_uri=server)
+    assert find_version(ADDRESS, server).artifacts.startswith("mlflow-artifacts:/")
+    connection.set_registered_model_alias("dspark-demo", "staging", "1")
+    pull("models:/dspark-demo@staging", tmp_path / "p", tracking_uri=server)
+    assert tree(tmp_path / "p") == tree(pristine)
+    for absent in ("models:/dspark-demo@production", "models:/dspark-demo/9", "models:/dspark-other@candidate"):
+        with pytest.raises(SettingsError, match="not in the registry"):
+            pull(absent, tmp_path / "r", tracking_uri=server)
+    # Promotion copies versions under another name; the copy has no artifacts of its own.
+    connection.copy_model_version("models:/dspark-demo/1", "dspark-demo-production")
+    pull("models:/dspark-demo-production/1", tmp_path / "q", tracking_uri=server)
+    assert tree(tmp_path / "q") == tree(pristine)
+
+
+@pytest.mark.slow
+def test_from_s3(server, s3, another, tmp_path):
+    """The registry is a server, the artifacts lie in a bucket and are read from there."""
+    connection = client(server)
+    if connection.get_experiment_by_name("dspark") is not None:
+        connection.rename_experiment(connection.get_experiment_by_name("dspark").experiment_id, "proxied")
+    connection.create_experiment("dspark", artifact_location="s3://models/some where/ü")
+    publish(another, workspace=tmp_path, build="demo", receipts=tmp_path / "receipts", tracking_uri=server)
+    version = find_version(ADDRESS, server)
+    assert version.artifacts.startswith("s3://models/some where/ü")
+    manifest = pull(ADDRESS, tmp_path / "p", tracking_uri=server)
+    assert tree(tmp_path / "p") == tree(another) and manifest == read_manifest(another)
+
+    keys = [item["Key"] for item in s3.list_objects_v2(Bucket="models")["Contents"]]
+    (weights,) = (key for key in keys if key.endswith("drafter/model.safetensors"))
+    good = s3.get_object(Bucket="models", Key=weights)["Body"].read()
+    for bad in (good[:-1] + bytes([good[-1] ^ 1]), None):
+        if bad is None:
+            s3.delete_object(Bucket="models", Key=weights)
+        else:
+            s3.put_object(Bucket="models", Key=weights, Body=bad)
+        with pytest.raises(IntegrityError, match=r"drafter/model\.safetensors"):
+            pull(ADDRESS, tmp_path / "q", tracking_uri=server)
+    s3.put_object(Bucket="models", Key=weights, Body=good)
+    pull(ADDRESS, tmp_path / "q", tracking_uri=server)
+    assert tree(tmp_path / "q") == tree(another)
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_or_out_of_reach_is_a_failed_service(s3, tmp_path, monkeypatch):
+    store = artifacts.artifacts_at("s3://none/x", "http://127.0.0.1:9")
+    with pytest.raises(ServiceError, match="NoSuchBucket"), store.open("y"):
+        pass
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    store = artifacts.artifacts_at("s3://models/x", "http://127.0.0.1:9")
+    with pytest.raises(ServiceError, match="Could not connect"), store.open("y"):
+        pass
