@@ -11,6 +11,7 @@ def main(inputs, paths, progress):
     from dspark.targets.ends import read_ends
     from dspark.targets.record import read_record
     from dspark.training.trainer import train
+    from dspark.training.warm_start import read_initial
 
     record = read_record(paths.target)
     ends = read_ends(record, paths.root)
@@ -19,6 +20,10 @@ def main(inputs, paths, progress):
         read_split(manifest, split, paths.store / "features", max_length=inputs.training.max_length)
         for split in ("dev", "train")
     )
+    initial = None
+    if inputs.training.initial is not None:
+        package = paths.store / "packages" / inputs.training.initial.package
+        initial = read_initial(package, inputs.initial, ends.embedding, ends.head, record)
     result = train(
         DrafterConfig.of(record, inputs.drafter),
         ends.embedding,
@@ -29,6 +34,7 @@ def main(inputs, paths, progress):
         paths.work,
         progress,
         eos_token_ids=record.eos_token_ids,
+        initial=initial,
     )
     result.write(paths.out, record)
 

@@ -22,7 +22,7 @@ from dspark.config.declared import (
     read_mapping,
     suggestion,
 )
-from dspark.config.layers import Layered, Origin, Override
+from dspark.config.layers import Layered, Origin, Overlay, Override
 from dspark.config.models import (
     Build,
     CalibrationSettings,
@@ -145,14 +145,17 @@ class BuildReader:
             self._read[key] = read_mapping(self.root / path, path) if (self.root / path).is_file() else {}
         return dict(self._read[key])
 
-    def build(self, name: str, overrides: list[Override]) -> ResolvedBuild:
+    def build(self, name: str, overrides: list[Override], overlay: Overlay | None = None) -> ResolvedBuild:
         """One build from all layers.
 
+        Args:
+            overrides: settings from the environment and flags, which win.
+            overlay: what a verb lays over the build's file.
         Raises:
             Mistakes: everything that is wrong with it.
         """
         mistakes: list[Mistake] = []
-        parts, sections = self._layers(name, overrides, mistakes)
+        parts, sections = self._layers(name, overrides, overlay, mistakes)
         recipe = self._named(parts, "recipe", "recipe", RecipeSpec, mistakes)
         typed = {key: _validated(sections, key, model, mistakes) for key, model in SECTIONS.items()}
         target = self._named(parts, "target", "target", TargetSpec, mistakes)
@@ -170,6 +173,7 @@ class BuildReader:
             mistakes += _other_traffic(parts, target, typed["responses"], profiles)
         mistakes += _longer_blocks(parts, typed["drafter"], profiles)
         mistakes += _no_digest(parts)
+        mistakes += _unknown_mixture(sections, typed["training"], domains)
         if mistakes or target is None or recipe is None:
             raise Mistakes(mistakes)
         try:
@@ -199,7 +203,9 @@ class BuildReader:
         declared = (self.root / FOLDERS["build"] / f"{name}.yaml").is_file()
         return ResolvedBuild(build, domains, evaluation_domains, profiles, merged, declared)
 
-    def _layers(self, name: str, overrides: list[Override], mistakes: list[Mistake]) -> tuple[Layered, Layered]:
+    def _layers(
+        self, name: str, overrides: list[Override], overlay: Overlay | None, mistakes: list[Mistake]
+    ) -> tuple[Layered, Layered]:
         """What a build is made of, and its settings, each from all layers."""
         path = f"{FOLDERS['build']}/{name}.yaml"
         values = self.mapping(path)
@@ -218,6 +224,9 @@ class BuildReader:
             raw = {key: value for key, value in self.mapping(file).items() if key in RECIPE_SECTIONS}
             sections.merge(raw, Origin("recipe", file, self.root / file))
         sections.merge({key: value for key, value in values.items() if key in SECTIONS}, origin)
+        if overlay is not None:
+            parts.merge({key: value for key, value in overlay.values.items() if key in PARTS}, overlay.origin)
+            sections.merge({key: value for key, value in overlay.values.items() if key in SECTIONS}, overlay.origin)
         for override in overrides:
             (parts if override.keys[0] in ALONE else sections).merge(override.tree(), override.origin)
         return parts, sections
@@ -312,6 +321,24 @@ def _no_digest(parts: Layered) -> list[Mistake]:
         return []
     what = f"against: expected a package_digest (64 lower-case hexadecimal digits) or null, not {digest!r}"
     return [Mistake(parts.where(["against"]), what, "dspark registry list shows the packages and their digests")]
+
+
+def _unknown_mixture(sections: Layered, training: BaseModel | None, domains: Sequence[DomainSpec]) -> list[Mistake]:
+    """New domains that are none of the build's, and a replay of nothing."""
+    mixture = training.mixture if isinstance(training, TrainingSettings) else None
+    if mixture is None:
+        return []
+    names = [domain.name for domain in domains]
+    where = sections.where(["training", "mixture"])
+    found = [
+        Mistake(where, f"training.mixture.new: {name!r} is none of the build's domains", suggestion(name, names))
+        for name in mixture.new
+        if name not in names
+    ]
+    if mixture.replay and not set(names) - set(mixture.new):
+        what = "training.mixture: all domains are new, there is nothing to replay"
+        found.append(Mistake(where, what, "set training.mixture.replay=0"))
+    return found
 
 
 def _spelt(sampling: Sampling | None) -> str:

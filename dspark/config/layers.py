@@ -1,7 +1,8 @@
 """Values from several layers merged into one tree that remembers where each leaf came from.
 
-Later layers win: built-in < `params.yaml` < recipe < build YAML < environment `DSPARK_<SECTION>__<KEY>` < flag
-`--set section.key=value`. Lists are replaced, mappings are merged. A few keys stand in no section: `--set against=...`.
+Later layers win: built-in < `params.yaml` < recipe < build YAML < what a verb lays over it (`dspark retrain`) <
+environment `DSPARK_<SECTION>__<KEY>` < flag `--set section.key=value`. Lists are replaced, mappings are merged. A few
+keys stand in no section: `--set against=...`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Origin:
     """Where a value came from.
 
     Args:
-        layer: `built-in`, `params.yaml`, `recipe`, `build`, `environment` or `flag`.
+        layer: `built-in`, `params.yaml`, `recipe`, `build`, `verb`, `environment` or `flag`.
         source: the file as messages show it, the variable or the flag.
         path: the YAML file, to look up lines in; None for variables and flags.
         prefix: keys of the file under which the merged tree starts.
@@ -105,6 +106,14 @@ class Override:
         for key in reversed(self.keys):
             result = {key: result}
         return dict(result)
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What a verb lays over a build's file, without touching it: keys as in the file."""
+
+    values: Mapping[str, Any]
+    origin: Origin
 
 
 def flag_overrides(

@@ -219,8 +219,24 @@ class LossSettings(Settings):
     decay: float = Field(default=4.0, gt=0)  # position j weighs exp(-j / decay)
 
 
+class InitialWeights(Settings):
+    """Where training starts instead of at random weights: the drafter of a package in `.dspark/store/packages/`."""
+
+    package: Digest  # its package_digest
+
+
+class MixtureSettings(Settings):
+    """Retraining: some domains are new, the others are replayed so that they are not forgotten."""
+
+    new: tuple[Name, ...] = Field(min_length=1)
+    replay: float = Field(default=0.5, ge=0, lt=1)  # share of the sequences of a step that all other domains get
+
+
 class TrainingSettings(Settings):
     """Stage `train`."""
+
+    initial: InitialWeights | None = None
+    mixture: MixtureSettings | None = None  # None: every domain as often as it has sequences
 
     steps: int = Field(default=3000, gt=0)
     sequences_per_step: int = Field(default=16, gt=0)

@@ -14,7 +14,7 @@ from dspark.config.build import ALONE, FOLDERS, SECTIONS, BuildReader, ResolvedB
 from dspark.config.declared import Mistake, Mistakes, declared_names, suggestion
 from dspark.config.gates import PATH as GATES
 from dspark.config.gates import read_gates
-from dspark.config.layers import environment_overrides, flag_overrides
+from dspark.config.layers import Overlay, environment_overrides, flag_overrides
 from dspark.errors import SettingsError
 
 
@@ -34,6 +34,7 @@ def resolve(
     build: str | None = None,
     flags: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
+    overlay: Overlay | None = None,
 ) -> Pipeline:
     """Resolve the build that was asked for, and as many of the others as have no mistakes.
 
@@ -43,6 +44,7 @@ def resolve(
         build: `--build`, overrides `target`.
         flags: `--set` values; they and the environment concern the chosen build only.
         environment: variables (None: none).
+        overlay: what a verb lays over the chosen build's file.
     Raises:
         Mistakes: everything that is wrong with the chosen build, its corpus or the overrides.
         SettingsError: no such build or target.
@@ -55,7 +57,7 @@ def resolve(
     mistakes = [*wrong_variables, *wrong_flags, *wrong_gates]
     chosen: ResolvedBuild | None = None
     try:
-        chosen = reader.build(name, [*by_variable, *by_flag])
+        chosen = reader.build(name, [*by_variable, *by_flag], overlay)
     except SettingsError as error:
         mistakes += mistakes_of(error)
     if mistakes or chosen is None:

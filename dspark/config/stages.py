@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
 from dspark.config.models import (
     Build,
     CalibrationSettings,
@@ -80,6 +82,7 @@ class TrainInputs(Settings):
     target: Name
     drafter: DrafterSettings
     training: TrainingSettings
+    initial: dict[str, Digest] = Field(default_factory=dict)  # file of the initial package: sha256
 
 
 class CalibrateInputs(Settings):

@@ -142,6 +142,23 @@ class DrafterConfig(BaseModel):
                     "name the target that the drafter was trained for",
                 )
 
+    def require_same(self, other: DrafterConfig, where: str) -> None:
+        """Refuse weights of another architecture: what differs cannot be carried over.
+
+        Args:
+            other: the architecture of the weights.
+            where: they were read, for the message.
+        Raises:
+            SettingsError: names every difference.
+        """
+        mine, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
+        different = [f"{key} is {theirs[key]}, here {mine[key]}" for key in mine if mine[key] != theirs[key]]
+        if different:
+            raise SettingsError(
+                f"{where}: training cannot start from these weights: {'; '.join(different)}",
+                "use the recipe and the target that they were trained with, or leave training.initial out",
+            )
+
     @property
     def context_size(self) -> int:
         """Width of the concatenated taps, m*d."""

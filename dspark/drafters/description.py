@@ -144,6 +144,17 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
     return config, own
 
 
+def trained_config(value: Any, where: str) -> DrafterConfig:
+    """The config as the drafter was trained: the union dialect tells its reduced vocabulary to us alone.
+
+    Raises:
+        IntegrityError: as `read_description`.
+    """
+    config, own = read_description(value, where)
+    size = own.get("proposed_vocab_size", config.proposed_vocab_size)
+    return config if size == config.proposed_vocab_size else config.model_copy(update={"draft_vocab_size": size})
+
+
 def _layer_fields(config: DrafterConfig) -> dict[str, Any]:
     fields = {
         "model_type": "qwen3",

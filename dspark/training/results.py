@@ -69,6 +69,8 @@ class TrainMetrics(BaseModel):
     draft_vocab_coverage: float  # share of dev response tokens that the drafter may propose
     precision: Literal["float32", "bfloat16"]
     includes_bonus: bool = True
+    drawn_sequences: dict[str, int] = {}  # of each domain, in all steps; of a mixture only
+    initial: DevMetrics | None = None  # of the drafter that training started from
     best: DevMetrics  # of the weights handed on
     final: DevMetrics
 

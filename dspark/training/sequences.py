@@ -17,6 +17,10 @@ class TrainingSequence(Protocol):
     """One prompt with its response and the target's features; `features.store.FeatureSequence` is one."""
 
     @property
+    def domain(self) -> str:
+        """That the prompt belongs to."""
+
+    @property
     def token_ids(self) -> Tensor:
         """int64 [S]."""
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
@@ -26,7 +24,7 @@ from dspark.errors import Interrupted, SettingsError, StageError
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
 from dspark.training.anchors import draw_anchors, response_mask
-from dspark.training.batches import Batch, epoch_order, make_batch
+from dspark.training.batches import Batch, make_batch
 from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
 from dspark.training.initialisation import initialise
 from dspark.training.objective import TrainingObjective, mean_losses
@@ -44,8 +42,10 @@ from dspark.training.resume import (
     write_best,
     write_checkpoint,
 )
+from dspark.training.schedule import Schedule
 from dspark.training.sequences import TrainingSequence, token_digest, usable_sequences
 from dspark.training.vocabulary import coverage, draft_columns, select_draft_tokens
+from dspark.training.warm_start import Initial, warm_start
 
 
 def train(
@@ -59,6 +59,7 @@ def train(
     progress: Progress | None = None,
     *,
     eos_token_ids: Iterable[int] = (),
+    initial: Initial | None = None,
 ) -> TrainingResult:
     """Train a drafter on a target's features.
 
@@ -67,14 +68,16 @@ def train(
         train_sequences, dev_sequences: with features; those too short for one anchor are left out.
         work: folder of the checkpoints; training continues from the newest one there.
         eos_token_ids: are always in a reduced draft vocabulary.
+        initial: the drafter that training starts from; None: it starts from random weights and bigrams.
     Returns:
         the drafter with the weights of the best `dev_anchor_tau`, and how it got there.
     Raises:
-        DataError: no usable sequences, or `work` holds another run's checkpoints.
+        SettingsError: the initial drafter has another architecture.
+        DataError: no usable sequences, too few for the mixture, or `work` holds another run's checkpoints.
         StageError: the loss is not finite.
         Interrupted: a stop was requested; a checkpoint was written first.
     """
-    trainer = Trainer(config, embedding, head, train_sequences, dev_sequences, settings, work, eos_token_ids)
+    trainer = Trainer(config, embedding, head, train_sequences, dev_sequences, settings, work, eos_token_ids, initial)
     return trainer.run(progress or Progress())
 
 
@@ -91,7 +94,13 @@ class Trainer:
         settings: TrainingSettings,
         work: Path,
         eos_token_ids: Iterable[int] = (),
+        initial: Initial | None = None,
     ) -> None:
+        if settings.initial is not None and initial is None:
+            raise ValueError("training.initial names weights, but none were given")
+        if initial is not None:
+            config.require_same(initial.drafter.config, initial.where)
+        self.initial = initial
         self.config, self.settings, self.work = config, settings, work
         self.train_sequences = usable_sequences(train_sequences, settings.max_length, "train")
         self.dev_sequences = usable_sequences(dev_sequences, settings.max_length, "dev")
@@ -108,44 +117,45 @@ class Trainer:
                 config.vocab_size,
                 always=eos_token_ids,
                 never=[config.mask_token_id],
+                known=None if initial is None else initial.known_tokens,
             )
         self.columns = None if ids is None else draft_columns(ids, config.vocab_size)
         drafter = DSparkDrafter(config, embedding, head, ids, seed=settings.seed)
-        initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
+        if initial is None:
+            initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
+        else:
+            warm_start(drafter, initial, self.train_sequences, self.columns)
         self.drafter = drafter.to(self.device)
         self.whole_head = head.detach().to(self.device)
         self.objective = TrainingObjective(self.drafter, settings.loss, low_precision=self.low_precision)
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.drafter.named_parameters()}
         self.optimizers = make_optimizers(self.drafter, settings)
         self.model: Any = self.accelerator.prepare(self.objective)
-        self.batch_size = min(settings.sequences_per_step, len(self.train_sequences))
-        if self.batch_size < self.accelerator.num_processes:
+        self.schedule = Schedule(self.train_sequences, settings)
+        if self.schedule.batch_size < self.accelerator.num_processes:
             raise SettingsError(
-                f"training.sequences_per_step: {self.batch_size} sequences a step cannot be shared by "
+                f"training.sequences_per_step: {self.schedule.batch_size} sequences a step cannot be shared by "
                 f"{self.accelerator.num_processes} processes"
             )
-        self.lengths = np.array([min(len(row.token_ids), settings.max_length) for row in self.train_sequences])
-        self.order = lru_cache(maxsize=2)(
-            lambda epoch: epoch_order(self.lengths, self.batch_size, settings.seed, epoch)
-        )
         self.identity: dict[str, Any] = {
             "drafter": config.model_dump(mode="json"),
             "training": settings.model_dump(mode="json"),
             "train_tokens": token_digest(self.train_sequences),
             "dev_tokens": token_digest(self.dev_sequences),
         }
+        if initial is not None:
+            self.identity["initial"] = initial.digest
         self.step, self.seconds = 0, 0.0
         self.rows: list[Row] = []
         self.dev: dict[str, Any] = {}
+        self.before: dict[str, Any] | None = None  # what the initial drafter did on the dev split
         self.best: BestWeights | None = None
         self.saved_at = -1
 
     def run(self, progress: Progress) -> TrainingResult:
         """Train to the end and return the best drafter."""
-        self.restore()
         if self.settings.precision == "bfloat16" and not self.low_precision:
             progress.note("this processor has no bfloat16 arithmetic: training in float32")
-        progress.start("train", total=self.settings.steps, done=self.step)
         share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
         dev = dev_batches(
             self.dev_sequences[share],
@@ -156,6 +166,10 @@ class Trainer:
             max_length=self.settings.max_length,
             device=self.device,
         )
+        if self.initial is not None:
+            self.before = {"step": 0, **self.measured(dev)}
+        self.restore()
+        progress.start("train", total=self.settings.steps, done=self.step)
         while self.step < self.settings.steps:
             started = time.perf_counter()
             row = self.train_step()
@@ -207,21 +221,23 @@ class Trainer:
 
     def batch(self, step: int) -> Batch:
         """This process's share of the sequences and anchors of a step (0-based)."""
-        per_epoch = len(self.train_sequences) // self.batch_size
-        epoch, offset = divmod(step, per_epoch)
-        chosen = self.order(epoch)[offset][self.accelerator.process_index :: self.accelerator.num_processes]
+        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+        chosen = self.schedule.sequences_of(step)[share]
         anchors = []
         for index in chosen:
-            mask = response_mask(int(self.lengths[index]), self.train_sequences[index].prompt_length)
+            mask = response_mask(int(self.schedule.lengths[index]), self.train_sequences[index].prompt_length)
             key = (self.settings.seed, step, int(index))
             anchors.append(draw_anchors(mask, self.settings.anchors_per_sequence, key))
         sequences = [self.train_sequences[index] for index in chosen]
         return make_batch(sequences, anchors, self.config.gamma, self.columns, self.settings.max_length).to(self.device)
 
+    def measured(self, dev: list[DevBatch]) -> dict[str, Any]:
+        """How the weights do on the dev split as they are."""
+        return dict(dev_metrics(self.summed(dev_sums(self.objective, dev, self.device)), self.config.gamma))
+
     def evaluate(self, dev: list[DevBatch]) -> Row:
         """Evaluate on the dev split, keep the weights if they are the best so far; returns columns for `curves.csv`."""
-        total = self.summed(dev_sums(self.objective, dev, self.device))
-        self.dev = {"step": self.step, **dev_metrics(total, self.config.gamma)}
+        self.dev = {"step": self.step, **self.measured(dev)}
         if self.best is None or self.dev["dev_anchor_tau"] > self.best.metrics["dev_anchor_tau"]:
             if self.accelerator.is_main_process:
                 write_best(self.work, self.step, self.weights())
@@ -269,12 +285,14 @@ class Trainer:
             trainable_parameters=sum(parameter.numel() for parameter in self.names),
             steps=self.step,
             train_sequences=len(self.train_sequences),
-            train_tokens=int(self.lengths.sum()),
+            train_tokens=int(self.schedule.lengths.sum()),
             skipped_sequences=self.skipped,
             dev_sequences=len(self.dev_sequences),
             draft_vocab_size=self.config.proposed_vocab_size,
             draft_vocab_coverage=coverage(self.dev_sequences, self.columns),
             precision="bfloat16" if self.low_precision else "float32",
+            drawn_sequences=self.schedule.drawn(self.step),
+            initial=None if self.before is None else DevMetrics.model_validate(self.before),
             best=DevMetrics.model_validate(self.best.metrics),
             final=DevMetrics.model_validate(self.dev),
         )

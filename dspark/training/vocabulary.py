@@ -12,18 +12,26 @@ from dspark.training.sequences import TrainingSequence
 
 
 def select_draft_tokens(
-    sequences: Sequence[TrainingSequence], size: int, vocab_size: int, *, always: Iterable[int], never: Iterable[int]
+    sequences: Sequence[TrainingSequence],
+    size: int,
+    vocab_size: int,
+    *,
+    always: Iterable[int],
+    never: Iterable[int],
+    known: Tensor | None = None,
 ) -> Tensor:
     """The most frequent response tokens of the train split.
 
-    Ties, and places left when the responses hold fewer different tokens, go to lower ids, which byte-pair tokenizers
-    give to more frequent tokens.
+    Ties, and places left when the responses hold fewer different tokens, go first to tokens that are known, then to
+    lower ids, which byte-pair tokenizers give to more frequent tokens. So a vocabulary that training starts with is
+    kept, but for tokens that these responses hold less often than new ones.
 
     Args:
         size: Vd < vocab_size.
         vocab_size: V.
         always: ids that are in whatever their count: the end-of-sequence tokens.
         never: ids that are out: the mask token, which never occurs in text.
+        known: ids of the weights that training starts from, int64; None: it starts from nothing.
     Returns:
         target ids, ascending, int64 [Vd].
     Raises:
@@ -38,6 +46,9 @@ def select_draft_tokens(
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sequence in sequences:
         counts += torch.bincount(sequence.token_ids[sequence.prompt_length :], minlength=vocab_size)
+    if known is not None:
+        counts *= 2
+        counts[known] += 1
     counts[forced] = torch.iinfo(torch.int64).max
     counts[excluded] = -1
     return counts.argsort(descending=True, stable=True)[:size].sort().values

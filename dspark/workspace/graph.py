@@ -31,6 +31,7 @@ from dspark.io.jsonfile import pretty_json
 from dspark.workspace.code import CodeIndex
 from dspark.workspace.inputs import write_inputs
 from dspark.workspace.layout import Workspace
+from dspark.workspace.packages import initial_files
 
 Entries = dict[str, dict[str, str]]
 
@@ -100,7 +101,9 @@ def write_all_inputs(workspace: Workspace, resolved: ResolvedBuild) -> list[str]
     Returns:
         the stages whose inputs changed, `stage@key`.
     Raises:
-        SettingsError, PreflightError: the files of a domain are not there.
+        SettingsError, PreflightError: the files of a domain, or the package that training starts from, are not there
+            or do not fit.
+        IntegrityError: that package is damaged.
     """
     index = CodeIndex(workspace.state / "cache" / "code.json")
     changed = []
@@ -134,7 +137,12 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
             case "features":
                 yield FeaturesInputs(**of_corpus, features=build.corpus.features)
             case "train":
-                yield TrainInputs(**names, drafter=build.drafter, training=build.training)
+                yield TrainInputs(
+                    **names,
+                    drafter=build.drafter,
+                    training=build.training,
+                    initial=initial_files(workspace, build),
+                )
             case "calibrate":
                 yield CalibrateInputs(**names, calibration=build.calibration)
             case "profile":

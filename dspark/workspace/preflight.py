@@ -18,6 +18,7 @@ from dspark.errors import DsparkError, PreflightError
 from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
 from dspark.workspace.layout import Workspace
+from dspark.workspace.packages import missing_package, package_folder
 
 PIPELINE_MODULES = ("torch", "transformers", "accelerate", "safetensors", "dvc", "mlflow")
 # Below this nothing useful can be made, whatever the build.
@@ -57,6 +58,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
         *unreadable_pipeline(workspace),
         *unfit_profiles(resolved),
         *missing_domains(workspace, resolved),
+        *missing_packages(workspace, resolved),
         *missing_target(workspace, resolved.build.target),
         *unusable_rivals(workspace, resolved),
         *full_disk(workspace),
@@ -172,6 +174,15 @@ def missing_domains(workspace: Workspace, resolved: ResolvedBuild) -> list[Probl
         except DsparkError as error:
             problems.append(Problem(error.message, error.hint))
     return problems
+
+
+def missing_packages(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
+    """The package that training starts from, if it is not in the store; what is in it is looked at later."""
+    initial = resolved.build.training.initial
+    if initial is None or package_folder(workspace, initial.package).is_dir():
+        return []
+    error = missing_package(workspace, initial.package)
+    return [Problem(f"training.initial: {error.message}", error.hint)]
 
 
 def missing_target(workspace: Workspace, spec: TargetSpec) -> list[Problem]:

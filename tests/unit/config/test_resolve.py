@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dspark.config.declared import Mistakes
+from dspark.config.layers import Origin, Overlay
 from dspark.config.resolve import build_names, resolve
 from dspark.errors import SettingsError
 
@@ -301,6 +302,37 @@ def test_a_policy_for_longer_blocks_than_the_drafters_is_refused(root: Path) -> 
     write(root, "serving_profiles/cpu.yaml", profile.format(9))
     with pytest.raises(Mistakes, match=r"profile cpu names fixed\(9\), a block has 4 drafts"):
         resolve(root, build="mine")
+
+
+def test_what_a_verb_lays_over_a_build_wins_over_its_file_and_loses_to_flags(root: Path) -> None:
+    """The declared builds stay as they are: only the chosen one has the layer, and no file is touched."""
+    build_file(root, "target: small\ncorpus: c\ndomains: [math]\ntraining: {steps: 333, seed: 1}\n")
+    build_file(root, "target: small\ncorpus: c\ndomains: [math]\n", "other")
+    values = {"domains": ["math", "chat"], "training": {"steps": 50, "mixture": {"new": ["chat"], "replay": 0.25}}}
+    overlay = Overlay(values, Origin("verb", "dspark retrain"))
+    found = resolve(root, build="mine", flags=["training.mixture.replay=0.75"], overlay=overlay)
+    build = found.chosen.build
+    assert (build.corpus.domains, build.training.steps, build.training.seed) == (("math", "chat"), 50, 1)
+    assert build.training.mixture is not None and build.training.mixture.replay == 0.75
+    assert found.builds["other"].build.corpus.domains == ("math",)
+    origins = {name: origin for name, _, origin in found.chosen.rows()}
+    assert origins["training.steps"] == "dspark retrain"
+    assert origins["training.mixture.replay"] == "--set training.mixture.replay=0.75"
+    assert resolve(root, build="mine").chosen.build.training.steps == 333
+
+
+def test_a_mixture_must_name_domains_of_the_build_and_leave_some_to_replay(root: Path) -> None:
+    build_file(root, "target: small\ntraining:\n  mixture: {new: [mat, code]}\n")
+    with pytest.raises(Mistakes) as refused:
+        resolve(root, build="mine")
+    assert str(refused.value).startswith("pipeline/builds/mine.yaml:3: training.mixture.new: 'mat' is none of")
+    assert "did you mean 'math'?" in refused.value.hint
+    with pytest.raises(Mistakes, match="all domains are new, there is nothing to replay"):
+        resolve(root, build="mine", flags=["training.mixture.new=[math, code]"])
+    allowed = ("training.mixture.new=[math, code]", "training.mixture.replay=0")
+    assert resolve(root, build="mine", flags=allowed).chosen.build.training.mixture is not None
+    with pytest.raises(Mistakes, match=r"training\.initial\.package: string should match pattern"):
+        resolve(root, build="mine", flags=["training.mixture=null", "training.initial.package=abc"])
 
 
 def test_a_profile_with_a_mistake_is_one_mistake(root: Path) -> None:
