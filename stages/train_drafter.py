@@ -22,7 +22,7 @@ def main(inputs, paths, progress):
     )
     initial = None
     if inputs.training.initial is not None:
-        package = paths.store / "packages" / inputs.training.initial.package
+        package = paths.workspace.package(inputs.training.initial.package)
         initial = read_initial(package, inputs.initial, ends.embedding, ends.head, record)
     result = train(
         DrafterConfig.of(record, inputs.drafter),

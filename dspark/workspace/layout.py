@@ -59,7 +59,7 @@ class Workspace:
         return self.root / "targets" / f"{target}.json"
 
     def package(self, digest: str) -> Path:
-        """A package that was fetched to measure against, by its package_digest."""
+        """A package that was fetched to measure against or to train on from, by its package_digest."""
         return self.store / "packages" / digest
 
     def build(self, name: str) -> Path:

@@ -19,11 +19,6 @@ from dspark.targets.record import TargetRecord, read_record
 from dspark.workspace.layout import Workspace
 
 
-def package_folder(workspace: Workspace, digest: str) -> Path:
-    """Where a package of the store lies."""
-    return workspace.store / "packages" / digest
-
-
 def keep_package(workspace: Workspace, source: Path) -> Manifest:
     """Verify a package and keep a copy of it, unless a sound one is there.
 
@@ -32,7 +27,7 @@ def keep_package(workspace: Workspace, source: Path) -> Manifest:
     """
     manifest = read_manifest(source)
     digest = manifest.digests.package_digest
-    folder = package_folder(workspace, digest)
+    folder = workspace.package(digest)
     if folder.is_dir() and is_sound(folder, digest):
         return read_manifest(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +46,7 @@ def kept_package(workspace: Workspace, digest: str) -> Manifest:
         PreflightError: it is not there.
         IntegrityError: it is damaged.
     """
-    folder = package_folder(workspace, digest)
+    folder = workspace.package(digest)
     if not folder.is_dir():
         raise missing_package(workspace, digest)
     try:
@@ -63,7 +58,7 @@ def kept_package(workspace: Workspace, digest: str) -> Manifest:
 
 def missing_package(workspace: Workspace, digest: str) -> PreflightError:
     """What to say of a package that is not in the store."""
-    folder = package_folder(workspace, digest)
+    folder = workspace.package(digest)
     return PreflightError(
         f"package {digest} is not in {folder.parent}", f"dspark package pull models:/NAME@production {folder}"
     )
@@ -92,7 +87,7 @@ def initial_files(workspace: Workspace, build: Build) -> dict[str, str]:
     manifest = kept_package(workspace, initial.package)
     record = workspace.target_record(build.target.name)
     if record.is_file():
-        require_fitting(package_folder(workspace, initial.package), manifest, build, read_record(record))
+        require_fitting(workspace.package(initial.package), manifest, build, read_record(record))
     listed = {entry.path: entry.sha256 for entry in manifest.files}
     return {path: listed[path] for path in (DRAFTER_CONFIG, DRAFTER_WEIGHTS)}
 

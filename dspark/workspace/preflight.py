@@ -18,7 +18,7 @@ from dspark.errors import DsparkError, PreflightError
 from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
 from dspark.workspace.layout import Workspace
-from dspark.workspace.packages import missing_package, package_folder
+from dspark.workspace.packages import missing_package
 
 PIPELINE_MODULES = ("torch", "transformers", "accelerate", "safetensors", "dvc", "mlflow")
 # Below this nothing useful can be made, whatever the build.
@@ -179,7 +179,7 @@ def missing_domains(workspace: Workspace, resolved: ResolvedBuild) -> list[Probl
 def missing_packages(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
     """The package that training starts from, if it is not in the store; what is in it is looked at later."""
     initial = resolved.build.training.initial
-    if initial is None or package_folder(workspace, initial.package).is_dir():
+    if initial is None or workspace.package(initial.package).is_dir():
         return []
     error = missing_package(workspace, initial.package)
     return [Problem(f"training.initial: {error.message}", error.hint)]

@@ -157,6 +157,23 @@ def test_adding_prompts_or_a_domain_moves_no_prompt_to_another_split(tmp_path, p
     assert before.items() <= after.items()
 
 
+def test_a_domain_that_comes_last_leaves_every_row_of_the_others_whatever_it_shares_with_them(
+    tmp_path, prepare, make_domain, make_settings
+):
+    """What retraining rests on: same rows in the same order, so the same responses and the same features."""
+    old = [*MANY, {"id": "t", "template": "t", "prompt": "From a template"}]
+    mine, bench = make_domain("mine", old), make_domain("bench", [{"prompt": "Only ever evaluated"}])
+    prepare(make_settings("mine", evaluation=["bench"], per_domain=90), mine, bench, out="before")
+    shared = [*old[:50], {"prompt": "From a template"}, {"prompt": "Only ever evaluated"}]
+    new = make_domain("new", [*({"prompt": f"Something new {index}"} for index in range(60)), *shared])
+    prepare(make_settings("mine", "new", evaluation=["bench"], per_domain=90), mine, bench, new, out="after")
+    before, after = rows_of(tmp_path / "before"), rows_of(tmp_path / "after")
+    for split in SPLITS:
+        assert [row for row in after[split] if row.domain != "new"] == before[split]
+    kept = [row for rows in after.values() for row in rows if row.domain == "new"]
+    assert len(kept) == 60
+
+
 def test_a_conversation_and_its_beginning_stand_in_one_split(tmp_path, prepare, make_domain, make_settings):
     rows = []
     for index in range(60):

@@ -21,7 +21,7 @@ from dspark.io.jsonfile import write_model
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest
 from dspark.workspace.layout import Workspace
-from dspark.workspace.packages import initial_files, keep_package, kept_package, package_folder
+from dspark.workspace.packages import initial_files, keep_package, kept_package
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_package_is_kept_under_its_digest_and_read_back_verified(workspace: Wo
     manifest = keep_package(workspace, package)
     digest = manifest.digests.package_digest
     assert kept_package(workspace, digest) == manifest == keep_package(workspace, package)
-    assert [path.name for path in package_folder(workspace, digest).parent.iterdir()] == [digest]
+    assert [path.name for path in workspace.package(digest).parent.iterdir()] == [digest]
 
 
 def test_what_is_damaged_is_not_kept_and_what_was_damaged_since_is_refused_then_replaced(
@@ -69,7 +69,7 @@ def test_what_is_damaged_is_not_kept_and_what_was_damaged_since_is_refused_then_
     digest = read_manifest(package).digests.package_digest
     with pytest.raises(PreflightError, match=f"package {digest} is not in"):
         kept_package(workspace, digest)
-    folder = package_folder(workspace, digest)
+    folder = workspace.package(digest)
     assert not folder.exists() and not list(folder.parent.iterdir())
     keep_package(workspace, package)
     (folder / "drafter/model.safetensors").write_bytes(b"other weights")
