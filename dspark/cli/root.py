@@ -12,6 +12,7 @@ import click
 # verb: (module, attribute, what `--help` says). The text stands here so that no module is loaded to show it.
 VERBS: dict[str, tuple[str, str, str]] = {
     "run": ("dspark.cli.run", "run", "Make the package of a target or build and register it"),
+    "retrain": ("dspark.cli.retrain", "retrain", "Train on from the champion for a new domain"),
     "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
     "status": ("dspark.cli.status", "status", "Show how the newest run stands, from any terminal"),
     "targets": ("dspark.cli.targets", "targets", "List, show, add, fetch and export targets"),

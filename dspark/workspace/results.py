@@ -52,12 +52,13 @@ class RunRecord(_Json):
     message: str = ""
     stages: list[str] = []  # planned, `stage@key`
     flags: list[str] = []  # of `--set`
+    verb: list[str] = ["run"]  # what asked for it: words after `dspark`, without the two above
 
     @property
     def command(self) -> str:
         """What goes on with this run."""
         overrides = (word for flag in self.flags for word in ("--set", flag))
-        return shlex.join(["dspark", "run", "--build", self.build, *overrides])
+        return shlex.join(["dspark", *self.verb, "--build", self.build, *overrides])
 
 
 def result_path(run: Path, stage: str, key: str) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.config.build import ResolvedBuild
+from dspark.config.layers import Overlay
 from dspark.config.resolve import Pipeline, resolve
 from dspark.config.stages import BY_NAME
 from dspark.errors import DsparkError, Interrupted, StageError
@@ -39,6 +40,8 @@ class Request:
         environment: variables that may hold settings.
         publish: register the package afterwards.
         debug: tracebacks.
+        overlay: what a verb lays over the build's file.
+        verb: the words after `dspark` that asked for it, without build and flags.
     """
 
     target: str | None = None
@@ -47,6 +50,8 @@ class Request:
     environment: Mapping[str, str] = field(default_factory=dict)
     publish: bool = True
     debug: bool = False
+    overlay: Overlay | None = None
+    verb: tuple[str, ...] = ("run",)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ def resolve_request(workspace: Workspace, request: Request) -> Pipeline:
         build=request.build,
         flags=request.flags,
         environment=request.environment,
+        overlay=request.overlay,
     )
 
 
@@ -99,7 +105,7 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
     started = time.monotonic()
     pipeline = resolve_request(workspace, request)
     preflight.check(workspace, pipeline.chosen)
-    purpose = f"dspark run of build {pipeline.chosen.name!r}"
+    purpose = f"dspark {request.verb[0]} of build {pipeline.chosen.name!r}"
     with stopping(listener.note) as stopper, run_lock(workspace, purpose, listener.note) as lock:
         folder = workspace.runs / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         folder.mkdir(parents=True)
@@ -110,6 +116,7 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
             started=time.time(),
             stages=[instance.name for instance in instances(pipeline.chosen)],
             flags=list(request.flags),
+            verb=list(request.verb),
         )
         write_record(folder, record)
         try:

@@ -1,0 +1,137 @@
+"""`dspark retrain`: another round of a build for a new domain, from the drafter that is in production.
+
+No declaration of the build is changed. What differs from `dspark run` is one layer over the build's file (domains,
+initial weights, mixture, what to measure against), made anew each time from the champion and the command line; so the
+same command goes on after a kill, and `dspark run` still makes what is declared. Only the domain itself is declared, in
+new files, as `dspark targets add` declares a target: its prompts belong to the corpus and to version control.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dspark.config.build import FOLDERS, ResolvedBuild
+from dspark.config.declared import declared_names
+from dspark.config.layers import Origin, Overlay
+from dspark.corpus.catalogue import add_domain, read_domain_spec
+from dspark.errors import PreflightError, SettingsError
+from dspark.io.progress import install_stop_signals
+from dspark.package.manifest import Manifest
+from dspark.targets.record import read_record
+from dspark.workspace.champion import fetch_champion
+from dspark.workspace.layout import Workspace
+from dspark.workspace.listener import ListenedProgress, Listener
+from dspark.workspace.packages import require_fitting
+from dspark.workspace.run import Report, Request, resolve_request, run
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """What to train on, and from where.
+
+    Attributes:
+        domain: that the drafter shall learn.
+        prompts: a file to declare it from; None: it is declared.
+        replay: share of the training that all other domains get, in [0, 1).
+        source: the package to go on from, a folder or an address; None: what is in production.
+        tracking_uri: of the registry that holds it.
+    """
+
+    domain: str
+    prompts: Path | None
+    replay: float
+    source: str | None
+    tracking_uri: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The verb and its options, as the user would type them."""
+        prompts = ("--prompts", str(self.prompts)) if self.prompts is not None else ()
+        source = ("--from", self.source) if self.source is not None else ()
+        return ("retrain", "--domain", self.domain, *prompts, "--replay", f"{self.replay:g}", *source)
+
+
+def retrain(workspace: Workspace, request: Request, asked: Retraining, listener: Listener) -> tuple[Report, Manifest]:
+    """Make a candidate that goes on from the champion, measured against it, and register it.
+
+    Returns:
+        the run's report, and the champion's manifest.
+    Raises:
+        SettingsError: a domain that cannot be declared or trained on, or a champion of another target or geometry.
+        PreflightError: no champion, or a domain that it was trained on is not declared here.
+        DsparkError, Interrupted: as `run`.
+    """
+    declared = resolve_request(workspace, request).chosen
+    _require_trainable(workspace, declared, asked)
+    install_stop_signals()
+    started = time.monotonic()
+    progress = ListenedProgress(listener, "champion")
+    champion = fetch_champion(
+        workspace, declared.name, asked.source, tracking_uri=asked.tracking_uri, progress=progress
+    )
+    progress.end(time.monotonic() - started)
+    digest = champion.digests.package_digest
+    record = workspace.target_record(declared.build.target.name)
+    if record.is_file():  # before anything is declared; otherwise the run finds it out once the target is fetched
+        require_fitting(workspace.package(digest), champion, declared.build, read_record(record))
+    domains = _domains(workspace, declared, champion, asked.domain)
+    if asked.prompts is not None:
+        folder = workspace.root / FOLDERS["domain"]
+        if add_domain(folder, asked.domain, asked.prompts, root=workspace.root):
+            listener.note(f"declared {FOLDERS['domain']}/{asked.domain}.yaml; commit it with its prompts")
+    listener.note(f"going on from package {digest[:12]} (build {champion.build}), which it is measured against")
+    origin = Origin("verb", shlex.join(["dspark", *asked.words]))
+    overlay = Overlay(_layer(domains, asked, digest), origin)
+    return run(workspace, replace(request, overlay=overlay, verb=asked.words), listener), champion
+
+
+def _layer(domains: Sequence[str], asked: Retraining, champion: str) -> dict[str, Any]:
+    """What lies over the build's file."""
+    training: dict[str, Any] = {"initial": {"package": champion}}
+    if len(domains) > 1:
+        training["mixture"] = {"new": [asked.domain], "replay": asked.replay}
+    return {"domains": list(domains), "training": training, "against": champion}
+
+
+def _require_trainable(workspace: Workspace, declared: ResolvedBuild, asked: Retraining) -> None:
+    """Refuse what would only show after the champion was fetched.
+
+    Raises:
+        SettingsError: the domain is only evaluated, or neither declared nor given.
+    """
+    known = declared_names(workspace.root / FOLDERS["domain"])
+    if asked.domain in declared.build.corpus.evaluation_domains:
+        raise SettingsError(
+            f"domain {asked.domain!r} is only ever evaluated in build {declared.name!r}, never trained on",
+            "give the prompts that shall be trained on another name",
+        )
+    if asked.prompts is None and asked.domain not in known:
+        raise SettingsError(
+            f"domain {asked.domain!r} is not declared", "give its prompts, one JSON object a line: --prompts FILE"
+        )
+    if asked.domain in known:
+        read_domain_spec(workspace.root / FOLDERS["domain"], asked.domain, root=workspace.root)
+
+
+def _domains(workspace: Workspace, declared: ResolvedBuild, champion: Manifest, new: str) -> list[str]:
+    """Everything to train and measure on: what the champion was trained on, what the build names, the new one last.
+
+    Last, so that where it repeats a prompt the older domain keeps it: its answers and features are in the store.
+
+    Raises:
+        PreflightError: a domain of the champion is not declared here; whether it is forgotten could not be measured.
+    """
+    trained = champion.inputs.corpus.domains
+    missing = sorted(set(trained) - {*declared_names(workspace.root / FOLDERS["domain"]), new})
+    if missing:
+        raise PreflightError(
+            f"the champion was trained on {', '.join(missing)}, not declared in {FOLDERS['domain']}: "
+            "that could neither be replayed nor measured",
+            "bring the declaration and its prompts back from version control",
+        )
+    return list(dict.fromkeys([*declared.build.corpus.domains, *trained, new]))
