@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 
 from dspark.engines.client import DraftedBlock, Drafting
-from dspark.engines.counters import Counters, without_zeros_at_the_end
-from dspark.engines.prometheus import parse_samples
+from dspark.engines.counters import Counters
+from dspark.engines.prometheus import parse_samples, speculation_counters
 from dspark.errors import ServiceError
 
-_PREFIX = "llamacpp:spec_decode_num_"
+METRICS = "llamacpp:spec_decode_num_"  # the counters of speculation begin so
 # Log level 5 lists the best candidates of every slot of a block, before the block is cut to what may still be said.
 _CANDIDATE = re.compile(
     r"^\S+ D\s+- seq_id (?P<slot>\d+), draft candidate\s+0, pos\s+(?P<at>\d+):\s+(?P<token>-?\d+) \("
@@ -31,24 +31,13 @@ def parse_metrics(text: str) -> Counters:
     Raises:
         ServiceError: they are not there.
     """
-    totals: dict[str, int] = {}
-    positions: dict[int, int] = {}
-    for sample in parse_samples(text):
-        if not sample.name.startswith(_PREFIX):
-            continue
-        if (place := sample.labels.get("position")) is not None:
-            positions[int(place)] = int(sample.value)
-        else:
-            totals[sample.name.removeprefix(_PREFIX)] = int(sample.value)
-    wanted = ("drafts_total", "draft_tokens_total", "accepted_tokens_total")
-    if missing := [name for name in wanted if name not in totals]:
+    found, missing = speculation_counters(parse_samples(text), METRICS)
+    if missing:
         raise ServiceError(
-            f"llama.cpp's /metrics lacks {', '.join(_PREFIX + name for name in missing)}",
+            f"llama.cpp's /metrics lacks {', '.join(f'{METRICS}{name}_total' for name in missing)}",
             "use the version of xllamacpp that constraints.txt names, or start the server with --metrics",
         )
-    counts = tuple(positions.get(place, 0) for place in range(max(positions, default=-1) + 1))
-    steps, drafted, accepted = (totals[name] for name in wanted)
-    return Counters(steps, drafted, accepted, without_zeros_at_the_end(counts))
+    return found
 
 
 def parse_blocks(lines: Iterable[str]) -> list[DraftedBlock]:

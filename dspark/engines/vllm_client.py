@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from dspark.engines.client import Completion, Served, Streamed, file_name
-from dspark.engines.counters import Counters, of_histogram, without_zeros_at_the_end
+from dspark.engines.counters import Counters, of_histogram
 from dspark.engines.http import HttpClient
-from dspark.engines.prometheus import parse_samples
+from dspark.engines.prometheus import parse_samples, speculation_counters
 from dspark.errors import DataError, ServiceError
 
-_PREFIX = "vllm:spec_decode_num_"
+METRICS = "vllm:spec_decode_num_"  # the counters of speculation begin so
 
 
 class _NotSpeculating(ServiceError):
@@ -71,26 +71,14 @@ class VLLMClient(HttpClient):
         Raises:
             ServiceError: it does not answer, or does not speculate.
         """
-        totals: dict[str, int] = {}
-        positions: dict[int, int] = {}
-        for sample in parse_samples(self.get("/metrics").decode("utf-8", errors="replace")):
-            if not sample.name.startswith(_PREFIX) or sample.name.endswith("_created"):
-                continue
-            name = sample.name.removeprefix(_PREFIX).removesuffix("_total")
-            if name == "accepted_tokens_per_pos":
-                place = int(sample.labels.get("position", -1))
-                positions[place] = positions.get(place, 0) + int(sample.value)
-            else:
-                totals[name] = totals.get(name, 0) + int(sample.value)
-        wanted = ("drafts", "draft_tokens", "accepted_tokens")
-        if missing := [name for name in wanted if name not in totals]:
+        samples = parse_samples(self.get("/metrics").decode("utf-8", errors="replace"))
+        found, missing = speculation_counters(samples, METRICS)
+        if missing:
             raise _NotSpeculating(
-                f"vLLM at {self.address}: its /metrics lacks {', '.join(_PREFIX + name for name in missing)}",
+                f"vLLM at {self.address}: its /metrics lacks {', '.join(METRICS + name for name in missing)}",
                 self.how_to_draft,
             )
-        counts = tuple(positions.get(place, 0) for place in range(max(positions, default=-1) + 1))
-        steps, drafted, accepted = (totals[name] for name in wanted)
-        return Counters(steps, drafted, accepted, without_zeros_at_the_end(counts))
+        return found
 
     def complete(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
         """Continue a prompt greedily.
