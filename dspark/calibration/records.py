@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Integers = NDArray[np.intp]
 
+DECODING = "the decoding loop of dspark"
+
 
 @dataclass(frozen=True)
 class Records:
@@ -33,6 +35,7 @@ class Records:
         conversation: which conversation a block comes from, numbers or strings, [n]; None: each its own. Blocks of
             one conversation resemble each other, so conversations are what is split and resampled.
         temperature, top_k, top_p, rule, label: the sampling under which they were recorded (`CalibrationKey`).
+        source: who recorded them.
     Raises:
         CalibrationError: shapes that do not fit, masks that are not prefixes, logits that are not finite, a key that
             does not validate; names row and position, rows counted from 0 and positions from 1.
@@ -47,6 +50,7 @@ class Records:
     top_k: int = 0
     top_p: float = 1.0
     rule: Literal["standard", "block"] = "standard"
+    source: str = DECODING
     z: Floats = field(init=False, repr=False)  # the logits, 0 where they are not valid, [n, gamma]
     survived: Flags = field(init=False, repr=False)  # accepted and valid, [n, gamma]
     known: Flags = field(init=False, repr=False)  # valid, [n, gamma]
@@ -130,6 +134,7 @@ class Records:
             top_k=self.top_k,
             top_p=self.top_p,
             rule=self.rule,
+            source=self.source,
         )
 
     def groups(self, most: int) -> tuple[Integers, int]:

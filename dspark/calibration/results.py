@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dspark.calibration.assessment import Assessment
-from dspark.calibration.records import Records
+from dspark.calibration.records import DECODING, Records
 from dspark.calibration.reliability import reliability_table
 from dspark.errors import CalibrationError
 from dspark.io.atomic import write_text
@@ -55,6 +55,7 @@ class Calibration(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     key: CalibrationKey
+    source: str = DECODING  # who recorded what it was fitted to; files of before do not say
     method: Literal["sts"] = "sts"
     temperatures: tuple[Temperature, ...] = Field(min_length=1)
     positions: tuple[PositionFit, ...]

@@ -105,6 +105,7 @@ def fit_temperatures(
     positions = _refit(_Half.of(records, FIT_RESAMPLES, settings.seed), positions, settings.bins)
     calibration = Calibration(
         key=records.key,
+        source=records.source,
         temperatures=_temperatures(positions),
         positions=tuple(positions),
         held_out=assessment,

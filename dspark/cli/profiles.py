@@ -66,6 +66,7 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
         "with the drafter": profile.url or "",
         "without it": profile.plain_url or "",
         "in profiling mode": profile.profile_url or "",
+        "recording confidences": profile.records_url or "",
         "builds": ", ".join(builds),
     }
     print_table([(key, value) for key, value in facts.items() if value])

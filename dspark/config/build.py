@@ -37,6 +37,7 @@ from dspark.config.models import (
     RecipeSpec,
     ResponseSettings,
     Sampling,
+    ServerRecords,
     ServingProfile,
     Settings,
     TargetSpec,
@@ -92,6 +93,7 @@ class ResolvedBuild:
     profiles: tuple[ServingProfile, ...]
     settings: Layered
     declared: bool  # False: no YAML file, made from the defaults
+    records_profile: ServingProfile | None = None  # whose server calibration takes its records from
 
     @property
     def name(self) -> str:
@@ -174,6 +176,7 @@ class BuildReader:
         mistakes += _longer_blocks(parts, typed["drafter"], profiles)
         mistakes += _no_digest(parts)
         mistakes += _unknown_mixture(sections, typed["training"], domains)
+        recording = self._recording(sections, typed["calibration"], mistakes)
         if mistakes or target is None or recipe is None:
             raise Mistakes(mistakes)
         try:
@@ -201,7 +204,7 @@ class BuildReader:
             ) from None
         merged = Layered(parts.tree | sections.tree, parts.origins | sections.origins)
         declared = (self.root / FOLDERS["build"] / f"{name}.yaml").is_file()
-        return ResolvedBuild(build, domains, evaluation_domains, profiles, merged, declared)
+        return ResolvedBuild(build, domains, evaluation_domains, profiles, merged, declared, recording)
 
     def _layers(
         self, name: str, overrides: list[Override], overlay: Overlay | None, mistakes: list[Mistake]
@@ -253,7 +256,7 @@ class BuildReader:
         if not isinstance(name, str):
             mistakes.append(Mistake(parts.where([key]), f"{key}: expected the name of a {word}, not {name!r}"))
             return None
-        return self._found(parts, key, name, word, model, mistakes)
+        return self._found(parts, [key], name, word, model, mistakes)
 
     def _named_list(
         self, parts: Layered, key: str, word: str, model: type[Declared], mistakes: list[Mistake]
@@ -264,16 +267,30 @@ class BuildReader:
             return ()
         if len(set(names)) != len(names):
             mistakes.append(Mistake(parts.where([key]), f"{key}: {names} names something twice"))
-        found = [self._found(parts, key, name, word, model, mistakes) for name in names]
+        found = [self._found(parts, [key], name, word, model, mistakes) for name in names]
         return tuple(item for item in found if item is not None)
 
+    def _recording(
+        self, sections: Layered, calibration: BaseModel | None, mistakes: list[Mistake]
+    ) -> ServingProfile | None:
+        """The serving profile whose server records confidences."""
+        if not isinstance(calibration, CalibrationSettings) or not isinstance(calibration.records, ServerRecords):
+            return None
+        keys, name = ["calibration", "records", "profile"], calibration.records.profile
+        found = self._found(sections, keys, name, "serving profile", ServingProfile, mistakes)
+        if found is not None and found.records_url is None:
+            what = f"calibration.records.profile: serving profile {name} names no records_url"
+            hint = f"name there a SGLang server in mode cap-accept: {FOLDERS['serving profile']}/{name}.yaml"
+            mistakes.append(Mistake(sections.where(keys), what, hint))
+        return found
+
     def _found(
-        self, parts: Layered, key: str, name: str, word: str, model: type[Declared], mistakes: list[Mistake]
+        self, parts: Layered, keys: list[str], name: str, word: str, model: type[Declared], mistakes: list[Mistake]
     ) -> Declared | None:
         names = declared_names(self.root / FOLDERS[word])
         if name not in names:
             hint = suggestion(name, names, f"all {word}s: {', '.join(names) or 'none yet'}")
-            mistakes.append(Mistake(parts.where([key]), f"{word} {name!r} does not exist", hint))
+            mistakes.append(Mistake(parts.where(keys), f"{word} {name!r} does not exist", hint))
             return None
         try:
             return self.declared(word, name, model)

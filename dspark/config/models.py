@@ -267,6 +267,33 @@ class RecipeSpec(Settings):
 # ---------------------------------------------------------------- after training
 
 
+class DecodingRecords(Settings):
+    """Confidence records of the loop that dspark itself decodes with."""
+
+    kind: Literal["decoding"] = "decoding"
+
+
+class ServerRecords(Settings):
+    """Greedy confidence records of a running SGLang server, which answers the calibration prompts."""
+
+    kind: Literal["server"]
+    profile: Name  # a serving profile with a `records_url`
+
+
+class ShardRecords(Settings):
+    """Confidence records that a SGLang server collected of its traffic. The files do not say whose they are."""
+
+    kind: Literal["shards"]
+    folder: str  # of `<stem>.<n>.pt`; relative to the workspace, or absolute
+    temperature: float = Field(default=0.0, ge=0)  # of that traffic; the labels are greedy matches all the same
+    # What was served, as `dspark` in engines/sglang/sts.json of its package says.
+    drafter_weights_sha256: Digest
+    target_digest: Digest
+
+
+RecordSource = Annotated[DecodingRecords | ServerRecords | ShardRecords, Field(discriminator="kind")]
+
+
 class CalibrationSettings(Settings):
     """Stage `calibrate`."""
 
@@ -277,6 +304,7 @@ class CalibrationSettings(Settings):
     dtype: DType = "bfloat16"
     bins: int = Field(default=15, gt=1)
     min_samples: int = Field(default=200, gt=0)  # per position and half of the split, below which T stays 1
+    records: RecordSource = DecodingRecords()  # of greedy matches; sampled acceptances are always decoded here
     seed: int = 0
 
 
@@ -397,6 +425,7 @@ class ServingProfile(Settings):
     url: Address | None = None  # of access url: the server with the drafter
     plain_url: Address | None = None  # the same target without a drafter, which the other is compared with
     profile_url: Address | None = None  # of sglang: a server in its profiling mode; None: no cost table is measured
+    records_url: Address | None = None  # of sglang: a server in mode cap-accept that records confidences
     dtype: DType = "bfloat16"  # of llamacpp: of keys, values and the drafter; the target's file is served as published
     draft_backend: Literal["torch", "onnxruntime"] = "torch"
     profile_backends: tuple[Literal["torch", "onnxruntime"], ...] = ("torch", "onnxruntime")  # timed side by side
@@ -434,7 +463,7 @@ class ServingProfile(Settings):
         return self
 
     def _possible_by_url(self) -> None:
-        given = [name for name in ("url", "plain_url", "profile_url") if getattr(self, name) is not None]
+        given = [name for name in ("url", "plain_url", "profile_url", "records_url") if getattr(self, name) is not None]
         if self.access != "url":
             if given:
                 raise ValueError(f"{given[0]} is for access: url")
@@ -445,6 +474,8 @@ class ServingProfile(Settings):
             raise ValueError("access: url needs url (with the drafter) and plain_url (without it)")
         if self.profile_url is not None and self.engine != "sglang":
             raise ValueError(f"profile_url is for sglang; {self.engine} takes no cost table")
+        if self.records_url is not None and self.engine != "sglang":
+            raise ValueError(f"records_url is for sglang; {self.engine} records no confidences")
 
     def _possible_in_llamacpp(self) -> None:
         if self.access == "url":

@@ -19,6 +19,7 @@ from dspark.config.models import (
     Digest,
     DomainSpec,
     DrafterSettings,
+    DType,
     EvaluationSettings,
     ExportSettings,
     FeatureSettings,
@@ -92,6 +93,9 @@ class CalibrateInputs(Settings):
     corpus: Name
     target: Name
     calibration: CalibrationSettings
+    profile: ServingProfile | None = None  # whose server records confidences, if one does
+    shards: dict[str, str] = Field(default_factory=dict)  # sha256 of each shard, if SGLang collected some
+    export_dtype: DType | None = None  # with shards: of the drafter that was served
 
 
 class ProfileInputs(Settings):

@@ -42,6 +42,7 @@ class Completion:
         counters: what this request added, if no other ran at the same time.
         shortened: True if the server chose to verify less than whole blocks, by confidences or by load.
         blocks: what was drafted for it, where the engine's log shows it.
+        request: what the engine calls the request in its records; None: it does not say.
     """
 
     token_ids: tuple[int, ...]
@@ -51,6 +52,7 @@ class Completion:
     counters: Counters
     shortened: bool = False
     blocks: tuple[DraftedBlock, ...] = ()
+    request: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ behind the limit. Behind a token that ends the reply all three count on, to the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,12 +28,14 @@ class ExpectedRequest:
         blocks: drafted tokens, [gamma], by the position of their anchor.
         offered: how many of them are verified, by the same position.
         accepted: how many of these are accepted, by the same position.
+        confidences: raw confidence logits, [gamma], by the same position; empty where nobody asked for them.
     """
 
     token_ids: tuple[int, ...]
     blocks: dict[int, tuple[int, ...]]
     offered: dict[int, int]
     accepted: dict[int, int]
+    confidences: dict[int, tuple[float, ...]] = field(default_factory=dict, compare=False)
 
     def until(self, end: int) -> ExpectedRequest:
         """The same for a reply that ended before position `end`: blocks with anchors before it."""
@@ -43,6 +45,7 @@ class ExpectedRequest:
             {position: self.blocks[position] for position in kept},
             {position: self.offered[position] for position in kept},
             {position: self.accepted[position] for position in kept},
+            {position: self.confidences[position] for position in kept if position in self.confidences},
         )
 
     @property
@@ -77,11 +80,11 @@ def replay(
     """
     gamma = drafter.config.gamma
     known = [*prompt, *reply]
-    drafted = _drafts(target, drafter, known, len(prompt))
+    drafted, stated = _drafts(target, drafter, known, len(prompt))
     # The block that goes beyond the reply is counted to its end, against what the target would go on to say.
     spoken = [*reply, *_continuation(target, known, gamma + 1 if ended or not cut else 0)]
     last = len(reply) if ended else max_new_tokens - 1  # a step begins while the reply may go on
-    blocks, offered, accepted = {}, {}, {}
+    blocks, offered, accepted, confidences = {}, {}, {}, {}
     said = 1  # by the prefill
     while said <= last:
         count = min(n_max or gamma, gamma)
@@ -95,18 +98,22 @@ def replay(
             right += 1
         position = len(prompt) + said - 1
         blocks[position], offered[position], accepted[position] = tuple(block), count, right
+        confidences[position] = tuple(stated[said - 1])
         said += right + 1
-    return ExpectedRequest(tuple(reply), blocks, offered, accepted)
+    return ExpectedRequest(tuple(reply), blocks, offered, accepted, confidences)
 
 
-def _drafts(target: Target, drafter: DSparkDrafter, tokens: Sequence[int], start: int) -> list[list[int]]:
-    """Greedy drafts of a block at every position from `start` on, all from one pass of the target."""
+def _drafts(
+    target: Target, drafter: DSparkDrafter, tokens: Sequence[int], start: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Greedy drafts of a block at every position from `start` on, and their confidence logits, from one pass."""
     ids = torch.tensor([tokens], device=target.device)
     context = drafter.project(target.hidden(ids).taps.to(drafter.fc.weight.dtype))
     length = ids.shape[1]
     positions = torch.arange(length, device=target.device)
     slots = torch.arange(drafter.config.gamma, device=target.device)
     found: list[list[int]] = []
+    stated: list[list[float]] = []
     for anchors in torch.split(positions[start:], ANCHORS_AT_ONCE):
         previous = ids[0, anchors]
         hidden = drafter.block_hidden(
@@ -117,13 +124,15 @@ def _drafts(target: Target, drafter: DSparkDrafter, tokens: Sequence[int], start
             (positions < anchors.unsqueeze(-1)).unsqueeze(0),
         )[0]
         base, chain = drafter.base_logits(hidden), drafter.chain()
-        chosen = []
+        chosen, before = [], []
         for slot in range(drafter.config.gamma):
+            before.append(previous)
             logits = base[:, slot] + chain.bias(previous, hidden[:, slot])
             previous = drafter.to_target_ids(logits.argmax(-1))
             chosen.append(previous)
         found += torch.stack(chosen, dim=1).tolist()
-    return found
+        stated += drafter.confidence_logits(hidden, torch.stack(before, dim=1)).float().tolist()
+    return found, stated
 
 
 def _continuation(target: Target, tokens: Sequence[int], count: int) -> list[int]:

@@ -104,6 +104,7 @@ class SGLangClient(HttpClient):
             seconds=seconds,
             counters=counters,
             shortened=shortened,
+            request=None if meta.get("id") is None else str(meta["id"]),
         )
 
     def stream(self, prompt: Sequence[int], max_new_tokens: int, *, endless: bool = False) -> Streamed:

@@ -8,13 +8,16 @@ whatever the scheduler would verify. `static` has no confidence head; `compact` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dspark.calibration.records import Records
+from dspark.engines.client import Completion
 from dspark.engines.sglang_client import SGLangClient
 from dspark.errors import DataError, PreflightError
+from dspark.io.progress import Progress
 
 MODE = "cap-accept"
 HOW = (
@@ -25,64 +28,137 @@ HOW = (
 _LEAST = 0.5e-4
 
 
-def confidence_records(client: SGLangClient, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Records:
-    """Let the server continue prompts greedily, and read what it drafted with which confidence.
+@dataclass(frozen=True)
+class RecordedBlock:
+    """A block that the server drafted and verified to its end.
+
+    Attributes:
+        position: of the anchor in the sequence, 0-based.
+        drafted: token ids, [gamma].
+        confidences: probabilities, as they are shown, [gamma].
+        accepted: leading drafts that are the target's own choice, those that the cut took away among them.
+    """
+
+    position: int
+    drafted: tuple[int, ...]
+    confidences: tuple[float, ...]
+    accepted: int
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """A request with the blocks that the server recorded for it.
+
+    Attributes:
+        prompt: token ids.
+        reply: what it said.
+        blocks: in order; the server may have lost some.
+        max_new_tokens: limit of the reply.
+    """
+
+    prompt: tuple[int, ...]
+    reply: Completion
+    blocks: tuple[RecordedBlock, ...]
+    max_new_tokens: int
+
+
+def record_requests(
+    client: SGLangClient, prompts: Sequence[Sequence[int]], max_new_tokens: int, progress: Progress | None = None
+) -> list[RecordedRequest]:
+    """Let the server continue prompts greedily, one after the other, and read what it drafted with which confidence.
 
     Args:
-        client: a server in `cap-accept`; others may use it, their blocks are recorded as well.
+        client: a server in `cap-accept`; others may use it, their blocks are left out.
         prompts: token ids.
         max_new_tokens: of each reply.
-    Returns:
-        one block a step; the last block of each request, which may go beyond its end, is left out.
+        progress: advanced by one per prompt; the caller starts the task.
     Raises:
         PreflightError: the server does not record what is needed.
-        DataError: no prompts, or no block was recorded.
         ServiceError: it does not answer.
     """
-    _require_collecting(client)
+    require_collecting(client)
     marks = client.marks()
+    replies = []
     for prompt in prompts:
-        client.complete(prompt, max_new_tokens)
-    return parse_records([(number, step) for number, rank in enumerate(client.steps_since(marks)) for step in rank])
+        replies.append(client.complete(prompt, max_new_tokens))
+        if progress is not None:
+            progress.advance()
+    blocks = parse_blocks([step for rank in client.steps_since(marks) for step in rank])
+    return [
+        RecordedRequest(tuple(prompt), reply, tuple(blocks.get(str(reply.request), ())), max_new_tokens)
+        for prompt, reply in zip(prompts, replies, strict=True)
+    ]
 
 
-def parse_records(steps: Sequence[tuple[int, Mapping[str, Any]]]) -> Records:
-    """The records in dumped steps.
+def parse_blocks(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[RecordedBlock]]:
+    """The blocks with confidences in dumped steps, by the name of their request, in order."""
+    blocks: dict[str, list[RecordedBlock]] = {}
+    for step in steps:
+        for one in step.get("reqs") or ():
+            if one.get("confidence") is None:
+                continue
+            block = RecordedBlock(
+                position=int(one["prefix_len"]),
+                drafted=tuple(int(token) for token in one["draft_tokens"]),
+                confidences=tuple(float(value) for value in one["confidence"]),
+                # The cut takes accepted drafts away again: without it they would have been accepted.
+                accepted=int(one["correct_drafts"]) + int(one["cap_trim"]),
+            )
+            blocks.setdefault(str(one.get("rid")), []).append(block)
+    return blocks
+
+
+def records_of(requests: Sequence[RecordedRequest], source: str) -> Records:
+    """What calibration takes: one row per block, positions past the end of a reply unknown.
+
+    The server verifies a block to its end, also what lies behind the token that ends the reply or behind its limit.
 
     Args:
-        steps: with the number of the rank that each is of, in order.
+        requests: greedy ones.
+        source: who recorded them.
     Raises:
-        DataError: there is no block with confidences in them.
+        DataError: no block was recorded.
     """
-    blocks: dict[str, list[tuple[list[float], int]]] = {}
-    for rank, step in steps:
-        for request in step.get("reqs") or ():
-            if request.get("confidence") is None:
-                continue
-            # The cut takes accepted drafts away again: without it they would have been accepted.
-            accepted = int(request["correct_drafts"]) + int(request["cap_trim"])
-            name = request.get("rid") or f"rank {rank}, slot {request['req_pool_index']}"
-            blocks.setdefault(str(name), []).append((request["confidence"], accepted))
-    whole = [(name, *block) for name, one in blocks.items() for block in one[:-1]]
-    if not whole:
-        raise DataError("SGLang recorded no block with confidences", HOW)
-    confidences = np.clip(np.array([confidence for _, confidence, _ in whole], float), _LEAST, 1 - _LEAST)
-    counts = np.array([count for _, _, count in whole])
+    rows = [(number, one, block) for number, one in enumerate(requests) for block in one.blocks]
+    if not rows:
+        raise DataError(f"{source} recorded no block with confidences", HOW)
+    shown = np.array([block.confidences for _, _, block in rows], float)
+    stated = np.clip(shown, _LEAST, 1 - _LEAST)
+    places = np.arange(stated.shape[1])
+    known = [_known(one, block) for _, one, block in rows]
     return Records(
-        logits=np.log(confidences / (1 - confidences)),
-        accepted=np.arange(confidences.shape[1]) < counts[:, None],
-        conversation=[name for name, _, _ in whole],
+        logits=np.log(stated / (1 - stated)),
+        accepted=places < np.array([block.accepted for _, _, block in rows])[:, None],
+        valid=places < np.array(known)[:, None],
+        conversation=[number for number, _, _ in rows],
         temperature=0.0,
         label="greedy_match",
+        source=source,
     )
 
 
-def _require_collecting(client: SGLangClient) -> None:
+def _known(request: RecordedRequest, block: RecordedBlock) -> int:
+    """How many leading positions of a block have an outcome, as in the loop (`decoding.history`)."""
+    said = block.position - len(request.prompt) + 1
+    within = request.reply.predicted - said
+    if request.reply.ended and block.accepted >= within:
+        return within  # an accepted token ended the reply: what it drafted behind that is neither right nor wrong
+    # What was rejected before rejects all behind it. The limit says nothing about drafts, so it hides them all alike.
+    return request.max_new_tokens - said
+
+
+def require_collecting(client: SGLangClient) -> None:
+    """Refuse a server that does not record the outcome and the raw confidence of every draft.
+
+    Raises:
+        PreflightError: says what it does instead.
+        ServiceError: it does not answer.
+    """
     information = client.information()
     if information.get("speculative_dspark_confidence_sts_path"):
         raise PreflightError(f"SGLang at {client.address} scales its confidences already", HOW)
     dumps = [state.get("dspark_info_record") or {} for state in information["internal_states"]]
-    for dump in dumps:
+    for dump in dumps or [{}]:
         if dump.get("mode") != MODE or "reqs" not in dump.get("components", ()):
             raise PreflightError(
                 f"SGLang at {client.address} runs in mode {dump.get('mode')!r} and records "

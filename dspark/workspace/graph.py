@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from dspark.config.build import ResolvedBuild
-from dspark.config.models import DomainSpec, Settings
+from dspark.config.models import DomainSpec, Settings, ShardRecords
 from dspark.config.resolve import Pipeline
 from dspark.config.stages import (
     JOIN,
@@ -144,7 +145,7 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
                     initial=initial_files(workspace, build),
                 )
             case "calibrate":
-                yield CalibrateInputs(**names, calibration=build.calibration)
+                yield CalibrateInputs(**names, calibration=build.calibration, **_records(workspace, resolved))
             case "profile":
                 yield ProfileInputs(
                     target=build.target.name,
@@ -174,6 +175,17 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
                 )
             case "package":
                 yield PackageInputs(build=build, profiles=resolved.profiles)
+
+
+def _records(workspace: Workspace, resolved: ResolvedBuild) -> dict[str, Any]:
+    """What `calibrate` reads besides when it does not decode everything itself."""
+    from dspark.engines.sglang_shards import shard_digests
+
+    records = resolved.build.calibration.records
+    if isinstance(records, ShardRecords):
+        shards = shard_digests(workspace.root / records.folder)
+        return {"shards": shards, "export_dtype": resolved.build.export.dtype}
+    return {"profile": resolved.records_profile}
 
 
 def _domain_files(workspace: Workspace, domains: tuple[DomainSpec, ...]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from dspark.config.build import ResolvedBuild
-from dspark.config.models import TargetSpec
+from dspark.config.models import ShardRecords, TargetSpec
 from dspark.corpus.domains import domain_file
 from dspark.errors import DsparkError, PreflightError
 from dspark.targets.materialise import require_files
@@ -57,6 +57,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
         *conflicting_runtimes(),
         *unreadable_pipeline(workspace),
         *unfit_profiles(resolved),
+        *unfit_records(workspace, resolved),
         *missing_domains(workspace, resolved),
         *missing_packages(workspace, resolved),
         *missing_target(workspace, resolved.build.target),
@@ -123,6 +124,23 @@ def unfit_profiles(resolved: ResolvedBuild) -> list[Problem]:
                 )
             )
     return problems
+
+
+def unfit_records(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
+    """Why calibration cannot have the records that it is to take from an engine."""
+    from dspark.engines.sglang_client import SGLangClient
+    from dspark.engines.sglang_records import require_collecting
+    from dspark.engines.sglang_shards import shard_files
+
+    records, profile = resolved.build.calibration.records, resolved.records_profile
+    try:
+        if isinstance(records, ShardRecords):
+            shard_files(workspace.root / records.folder)
+        elif profile is not None and profile.records_url is not None:
+            require_collecting(SGLangClient(profile.records_url))
+    except DsparkError as error:
+        return [Problem(f"calibration.records: {error.message}", error.hint)]
+    return []
 
 
 def conflicting_runtimes() -> list[Problem]:

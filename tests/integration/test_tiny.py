@@ -14,7 +14,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # protocol_servers.py
 
-from protocol_servers import Engine, PlainSGLangDouble, SGLangDouble, SGLangProfilingDouble, VLLMDouble, serving
+from protocol_servers import (
+    Engine,
+    PlainSGLangDouble,
+    SGLangDouble,
+    SGLangProfilingDouble,
+    SGLangRecordingDouble,
+    VLLMDouble,
+    serving,
+)
 
 from dspark.corpus.prompts import read_prompts
 from dspark.decoding.drafting import TorchProposer
@@ -204,6 +212,23 @@ def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: 
     assert {name: digest_tree(sandbox.root / "builds/tiny/export" / name) for name in before} == before
 
 
+def calibrated_by_a_server(sandbox: Sandbox) -> None:
+    """The stage alone: its greedy records are the server's, which drafts what the build's drafter does."""
+    records = ("--set", "calibration.records.kind=server", "--set", "calibration.records.profile=far")
+    planned = sandbox.dspark("plan", "--target", "tiny", "--json", *records)
+    assert planned.code == 0, planned.err
+    changed = {step["name"]: step["action"] for step in planned.json["steps"]}
+    assert changed["calibrate@tiny"] == "will run" and changed["export@tiny"] == "up to date"
+    calibration = sandbox.root / "builds/tiny/calibrate/calibration.json"
+    before = json.loads(calibration.read_text())["results"]
+    stage = [sys.executable, "-P", "stages/calibrate_confidence.py", "tiny"]
+    subprocess.run(stage, cwd=sandbox.root, env=sandbox.environment(), check=True, timeout=120)
+    after = json.loads(calibration.read_text())["results"]
+    assert [result["source"] for result in after] == ["SGLang 0.5.23, mode cap-accept", "the decoding loop of dspark"]
+    assert after[0]["key"] == before[0]["key"] == {**after[1]["key"], "temperature": 0.0, "label": "greedy_match"}
+    assert after[1] == before[1]
+
+
 def served_engine(root: Path) -> Engine:
     """The build's target and the drafter that it exported, as a server would load them."""
     record = read_record(root / "targets/tiny.json")
@@ -222,11 +247,12 @@ def test_a_build_is_measured_through_servers_that_run_elsewhere(tiny: tuple[Sand
         serving(PlainSGLangDouble(engine)) as plain_url,
         serving(SGLangProfilingDouble(engine, milliseconds)) as profile_url,
         serving(VLLMDouble(engine)) as vllm_url,
+        serving(SGLangRecordingDouble(engine)) as records_url,
     ):
         (sandbox.root / "serving_profiles/far.yaml").write_text(
             f"engine: sglang\naccess: url\nurl: {url}\nplain_url: {plain_url}\nprofile_url: {profile_url}\n"
-            "dtype: float32\nrequests: [1, 2]\ncontexts: [8, 20]\nrepeats: 6\ncertify_concurrency: [1, 2]\n"
-            "hardware: {accelerator: NVIDIA H100}\n"
+            f"records_url: {records_url}\nhardware: {{accelerator: NVIDIA H100}}\ndtype: float32\nrequests: [1, 2]\n"
+            "contexts: [8, 20]\nrepeats: 6\ncertify_concurrency: [1, 2]\n"
         )
         build = sandbox.root / "pipeline/builds/tiny.yaml"
         build.write_text(build.read_text().replace("[reference-smoke]", "[reference-smoke, far]"))
@@ -250,5 +276,6 @@ def test_a_build_is_measured_through_servers_that_run_elsewhere(tiny: tuple[Sand
             certified = sandbox.dspark("certify", *asked, *few, "--json")
             assert certified.code == 0, certified.err
             assert certified.json["verdict"] == "agrees"
+        calibrated_by_a_server(sandbox)
     gone = sandbox.dspark("run", "--target", "tiny", "--no-publish")
     assert gone.code in (3, 8) and "did not answer /server_info" in gone.err, gone.err

@@ -370,3 +370,39 @@ def test_a_rival_is_named_by_its_digest_and_a_pin_by_a_build_that_exists(root: P
     assert "did you mean 'against'?" in found["--set agains=null"].hint
     line = len(gates.splitlines()) + 1
     assert "did you mean 'mine'?" in found[f"pipeline/gates.yaml:{line}"].hint
+
+
+RECORDS = ("calibration.records.kind=server", "calibration.records.profile=far")
+FAR = "engine: sglang\naccess: url\nurl: http://a:1\nplain_url: http://a:2\n"
+
+
+def test_a_profile_whose_server_records_confidences_is_found_beside_those_that_are_certified(root: Path) -> None:
+    write(root, "serving_profiles/far.yaml", FAR + "records_url: http://a:3\n")
+    chosen = resolve(root, target="small", flags=RECORDS).chosen
+    assert [profile.name for profile in chosen.profiles] == ["cpu"]
+    assert chosen.records_profile is not None and chosen.records_profile.records_url == "http://a:3"
+    assert resolve(root, target="small").chosen.records_profile is None
+
+
+def test_records_of_a_profile_that_records_none_are_a_mistake(root: Path) -> None:
+    write(root, "serving_profiles/far.yaml", FAR)
+    with pytest.raises(Mistakes, match="serving profile far names no records_url"):
+        resolve(root, target="small", flags=RECORDS)
+    with pytest.raises(Mistakes, match="serving profile 'fat' does not exist"):
+        resolve(root, target="small", flags=("calibration.records.kind=server", "calibration.records.profile=fat"))
+    write(root, "serving_profiles/far.yaml", FAR.replace("sglang", "vllm") + "records_url: http://a:3\n")
+    with pytest.raises(Mistakes, match="records_url is for sglang; vllm records no confidences"):
+        resolve(root, target="small", flags=RECORDS)
+
+
+def test_shards_need_the_digests_of_what_was_served(root: Path) -> None:
+    flags = ("calibration.records.kind=shards", "calibration.records.folder=shards")
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small", flags=flags)
+    assert "'calibration.records.drafter_weights_sha256' is missing" in str(caught.value)
+    digests = (
+        f"calibration.records.drafter_weights_sha256={'a' * 64}",
+        f"calibration.records.target_digest={'b' * 64}",
+    )
+    records = resolve(root, target="small", flags=flags + digests).chosen.build.calibration.records
+    assert records.kind == "shards" and records.temperature == 0

@@ -7,6 +7,7 @@ documented formats alike.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,22 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
+
 from dspark.decoding.drafting import TorchProposer
 from dspark.decoding.draws import CounterDraws
 from dspark.decoding.loop import Batch
 from dspark.decoding.policies import Fixed
+
+
+@dataclass
+class Block:
+    """A drafted block, and how many of its drafts are the target's own text, whatever was verified of it."""
+
+    said: int  # tokens of the reply before it, the anchor among them
+    drafted: list[int]
+    confidences: list[float]
+    right: int
 
 
 @dataclass
@@ -28,6 +41,7 @@ class Reply:
     token_ids: list[int]
     ended: bool
     accepted: list[int]
+    blocks: list[Block] = field(default_factory=list)
 
 
 @dataclass
@@ -60,15 +74,22 @@ class Engine:
                 batch.cycle()
         decoded = batch.finished()[0]
         tokens, eos = list(decoded.token_ids), frozenset() if endless else self.eos_token_ids
-        accepted, said = [], 1
-        for right, committed in zip(decoded.cycles.accepted, decoded.cycles.committed, strict=True):
+        accepted, blocks, said = [], [], 1
+        for number, (right, committed) in enumerate(
+            zip(decoded.cycles.accepted, decoded.cycles.committed, strict=True)
+        ):
             if said >= limit or eos & set(tokens[:said]):
                 break
             accepted.append(int(right))
+            drafted = decoded.cycles.drafted[number].tolist()
+            equal = [mine == text for mine, text in zip(drafted, tokens[said:], strict=False)]
+            logits = decoded.cycles.confidence_logits[number].astype(float)
+            stated = (1 / (1 + np.exp(-logits))).tolist()
+            blocks.append(Block(said, drafted, stated, [*equal, False].index(False)))
             said += int(committed)
         text = tokens[:limit]
         end = next((place for place, token in enumerate(text) if token in eos), None)
-        return Reply(text if end is None else text[: end + 1], end is not None, accepted)
+        return Reply(text if end is None else text[: end + 1], end is not None, accepted, blocks)
 
     def histogram(self, accepted: Sequence[int]) -> list[int]:
         return [sum(one == count for one in accepted) for count in range(self.gamma + 1)]
@@ -191,6 +212,43 @@ class PlainSGLangDouble(SGLangDouble):
         answer = super().answer(*arguments)
         meta = {name: value for name, value in answer["meta_info"].items() if not name.startswith("spec_")}
         return answer | {"meta_info": meta}
+
+
+class SGLangRecordingDouble(SGLangDouble):
+    """A server in `cap-accept` with SGLANG_DSPARK_DEBUG_DUMP=core,reqs.
+
+    It verifies whole blocks and accepts at most `engine.verified` of their drafts.
+    """
+
+    def __init__(self, engine: Engine, **state: Any) -> None:
+        super().__init__(engine)
+        self.names = itertools.count()
+        self.steps: list[dict[str, Any]] = []
+        dump = {"mode": "cap-accept", "gamma": engine.gamma, "components": ["core", "reqs"], "records": self.steps}
+        self.information["internal_states"] = [{"dspark_info_record": dump | state}]
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        assert path == "/generate" and not body.get("stream")
+        sampling, prompt = body["sampling_params"], body["input_ids"]
+        reply = self.engine.run(prompt, sampling["max_new_tokens"], endless=sampling["ignore_eos"])
+        answer = self.answer(reply, len(reply.token_ids))
+        answer["meta_info"]["id"] = rid = f"request {next(self.names)}"
+        cap = self.engine.gamma if self.engine.verified is None else self.engine.verified
+        for block in reply.blocks:
+            correct = min(block.right, cap)
+            fields = {
+                "rid": rid, "req_pool_index": 0, "prefix_len": len(prompt) + block.said - 1, "verify_len": cap + 1,
+                "acc_len": correct + 1, "correct_drafts": correct, "cap_trim": block.right - correct,
+                "bonus_token": 0, "draft_tokens": block.drafted,
+                "confidence": [round(value, 4) for value in block.confidences],
+                "survival": np.cumprod(block.confidences).round(4).tolist(),
+            }  # fmt: skip
+            self.record(fields)
+        return answer
+
+    def record(self, *requests: dict[str, Any]) -> None:
+        """One more step."""
+        self.steps.append({"forward_ct": len(self.steps) + 1, "bs": len(requests), "reqs": list(requests)})
 
 
 class SGLangProfilingDouble(SGLangDouble):

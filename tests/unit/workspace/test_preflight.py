@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from dspark.config.build import ResolvedBuild
+from dspark.config.models import ServingProfile
 from dspark.config.resolve import resolve
 from dspark.errors import PreflightError
 from dspark.workspace import preflight
@@ -115,3 +117,23 @@ def test_one_problem_reads_as_one_line_and_its_hint(resolved: ResolvedBuild, mon
     assert (caught.value.message, caught.value.hint) == ("something", "mend it")
     found.clear()
     preflight.check(Workspace(CHECKOUT), resolved)
+
+
+def test_records_that_no_engine_would_give_are_a_problem(workspace: Workspace) -> None:
+    digests = [f"calibration.records.{name}={'a' * 64}" for name in ("drafter_weights_sha256", "target_digest")]
+    shards = ["calibration.records.kind=shards", "calibration.records.folder=shards"]
+    resolved = resolve(CHECKOUT, build="tiny", flags=(*shards, *digests)).chosen
+    found = preflight.unfit_records(workspace, resolved)
+    assert [problem.what for problem in found] == [
+        f"calibration.records: {workspace.root / 'shards'} holds no shards <stem>.<n>.pt"
+    ]
+    (workspace.root / "shards").mkdir()
+    (workspace.root / "shards" / "traffic.0.pt").write_bytes(b"")
+    assert preflight.unfit_records(workspace, resolved) == []
+    far = ServingProfile(
+        name="far", engine="sglang", access="url", url="http://a:1", plain_url="http://a:2",
+        records_url="http://127.0.0.1:9",
+    )  # fmt: skip
+    resolved = replace(resolve(CHECKOUT, build="tiny").chosen, records_profile=far)
+    (problem,) = preflight.unfit_records(workspace, resolved)
+    assert "SGLang at http://127.0.0.1:9: it did not answer /server_info" in problem.what
