@@ -34,6 +34,7 @@ def reference(inputs, paths, fingerprint, progress):
     from dspark.scheduling.prefix import PrefixScheduler
     from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
+    from dspark.workspace.rivals import champion
 
     profile = inputs.profile
     torch.set_num_threads(threads(profile))
@@ -58,6 +59,7 @@ def reference(inputs, paths, fingerprint, progress):
         offline=read_records(paths.build / "evaluate" / "records" / "temperature-0.safetensors"),
         lossless=read_model(paths.build / "evaluate" / "lossless.json", LosslessReport),
         scheduler=PrefixScheduler(curve, calibration.gamma, temperatures_of(calibration, 0.0)) if curve else None,
+        champion=champion(paths.workspace, inputs.against, record, profile) if inputs.against else None,
         progress=progress,
     )
 

@@ -17,6 +17,7 @@ def main(inputs, paths, progress):
     from dspark.profiling.fingerprint import threads
     from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
+    from dspark.workspace.rivals import rival_drafter
 
     torch.set_num_threads(threads(inputs.profile))
     record = read_record(paths.target)
@@ -39,6 +40,7 @@ def main(inputs, paths, progress):
         calibration=read_report(paths.build / "calibrate" / "calibration.json"),
         curve=read_model(paths.cost, CostReport).curve if paths.cost.is_file() else None,
         backends=backends,
+        rivals=[rival_drafter(paths.workspace, digest, record) for digest in inputs.against],
         progress=progress,
     )
 

@@ -26,13 +26,14 @@ from dspark.evaluation.entry import (
     against_none,
     holds_until,
 )
-from dspark.evaluation.recommendation import recommend
+from dspark.evaluation.recommendation import against_champion, recommend
 from dspark.evaluation.results import LosslessReport
 from dspark.io.progress import Progress
 
 if TYPE_CHECKING:
     from dspark.corpus.prompts import PreparedPrompt
     from dspark.decoding.drafting import Proposer
+    from dspark.evaluation.rivals import Champion
     from dspark.scheduling.prefix import PrefixScheduler
     from dspark.targets.loading import Target
 
@@ -54,6 +55,7 @@ def certify_reference(
     offline: RecordSet | None,
     lossless: LosslessReport | None,
     scheduler: PrefixScheduler | None = None,
+    champion: Champion | None = None,
     progress: Progress | None = None,
 ) -> CertificateEntry:
     """Measure acceptance, agreement with the evaluation, load points and cycle times in the engine itself.
@@ -68,6 +70,7 @@ def certify_reference(
         offline: the evaluation's greedy records, for the agreement; None: status `inconclusive`.
         lossless: the evaluation's check of the loop, which is this engine's loop; None: status `inconclusive`.
         scheduler: for policy `scheduled`; None: that policy is not measured.
+        champion: what takes turns with the candidate in the rounds; None: nothing does, at no cost.
         progress: shows the decoding and the rounds.
     Raises:
         SettingsError: an engine other than the reference engine.
@@ -87,8 +90,14 @@ def certify_reference(
     engine = decode_prompts(target, proposer, chosen, settings, temperature=0.0, progress=progress)
     agreement = None if offline is None else compare_offline(offline, engine, seed=settings.seed)
 
-    policies: list[Policy] = [Fixed(), *([Scheduled(scheduler)] if scheduler is not None else [])]
-    arms = [Arm(NONE, None, NoDrafts()), *(Arm(policy.name, proposer, policy) for policy in policies)]
+    def policies(scheduler: PrefixScheduler | None) -> list[Policy]:
+        return [Fixed(), *([Scheduled(scheduler)] if scheduler is not None else [])]
+
+    own = [Arm(NONE, None, NoDrafts()), *(Arm(policy.name, proposer, policy) for policy in policies(scheduler))]
+    rival = champion.load(target) if champion is not None else None
+    turns = policies(champion.scheduler) if champion is not None else []
+    theirs = [Arm(f"champion {policy.name}", rival, policy) for policy in turns]
+    arms = [*own, *theirs]
     rounds = settings.throughput_rounds
     progress.start("measure load", len(profile.certify_concurrency) * len(arms) * rounds, unit="rounds")
     comparisons = []
@@ -106,7 +115,13 @@ def certify_reference(
                 progress=progress,
             )
         )
-    reports = [comparison.report() for comparison in comparisons]
+    candidates = [comparison.only([arm.name for arm in own]) for comparison in comparisons]
+    reports = [comparison.report() for comparison in candidates]
+    recommended = recommend(candidates, proposer.gamma)
+    against = None
+    if champion is not None and rival is not None:
+        named = {NONE: NONE} | {arm.policy.name: arm.name for arm in theirs}
+        against = against_champion(champion.package_digest, comparisons, recommended, named, rival.gamma)
     status, reason = _status(agreement, lossless)
     now = datetime.datetime.now(datetime.UTC)
     return CertificateEntry(
@@ -132,8 +147,9 @@ def certify_reference(
         lossless=_lossless(lossless),
         load=tuple(arm.load for report in reports for arm in report.arms.values()),
         against_none=against_none(reports),
+        against_champion=against,
         cycle=reports[0].arms[Fixed().name].cycle,
-        recommended=recommend(comparisons, proposer.gamma),
+        recommended=recommended,
         holds_until=holds_until(fingerprint, now),
     )
 

@@ -23,6 +23,7 @@ from dspark.evaluation.acceptance import (
 from dspark.evaluation.decoding import decode_prompts, first_prompts, spread_prompts
 from dspark.evaluation.lossless import CASES, check_greedy, check_sampled
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport, TemperatureMetrics, ThroughputReport
+from dspark.evaluation.rivals import RivalDrafter, Rivalry
 from dspark.evaluation.throughput import NONE, Arm, compare, pareto
 from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
@@ -45,13 +46,14 @@ def evaluate_drafter(
     calibration: CalibrationReport | None = None,
     curve: CostCurve | None = None,
     backends: Backends | None = None,
+    rivals: Sequence[RivalDrafter] = (),
     progress: Progress | None = None,
 ) -> EvaluationMetrics:
     """Acceptance, losslessness and throughput of a drafter.
 
     Writes `metrics.json`, `per_position.csv`, `threshold_sweep.csv`, `pareto.json`, `lossless.json` and
-    `records/temperature-<t>.safetensors` into `out`. Temperature 0 is always among the temperatures: losslessness is
-    checked on it.
+    `records/temperature-<t>.safetensors` into `out`, and with rivals `paired.json` and `against/<digest>/` with their
+    records. Temperature 0 is always among the temperatures: losslessness is checked on it.
 
     Args:
         load: the target and the trained drafter in a dtype.
@@ -62,6 +64,7 @@ def evaluate_drafter(
         calibration: temperatures of the confidence head; None: only raw confidences.
         curve: the cost curve of the machine, for an arm with policy `scheduled`; None: no such arm.
         backends: further proposers on the same drafter for the throughput comparison, by name.
+        rivals: drafters of other packages of this target, which decode the same prompts at every temperature.
         progress: shows the decoding, the checks and the rounds.
     Raises:
         SettingsError: half precision, in which losslessness cannot be told from ties.
@@ -75,6 +78,7 @@ def evaluate_drafter(
     chosen = first_prompts(prompts, settings.prompts_per_domain)
     metrics: dict[str, TemperatureMetrics] = {}
     rows: list[SweepRow] = []
+    rivalry = Rivalry(rivals, out)
     for temperature in sorted({0.0, *settings.temperatures}):
         target, drafter = loaded.in_dtype(settings.dtype if temperature == 0 else settings.sampled_dtype)
         name, dtype = f"{temperature:g}", target.dtype_name
@@ -85,11 +89,15 @@ def evaluate_drafter(
         scales = temperatures_of(calibration, temperature)
         metrics[name] = measure_temperature(records, training_domains, dtype, temperatures=scales, seed=settings.seed)
         rows += threshold_sweep(records, scales)
+        rivalry.measure(target, records, chosen, settings, progress)
         if temperature == 0:
             write_model(out / "lossless.json", _check_lossless(target, chosen, records, progress))
         del target, drafter, proposer  # two dtypes of a large target need not fit together
     write_position_csv(out / "per_position.csv", metrics)
     write_sweep_csv(out / "threshold_sweep.csv", rows)
+    paired = rivalry.report(records.decoded[0].cycles.gamma)
+    if paired is not None:
+        write_model(out / "paired.json", paired)
     target, drafter = loaded.in_dtype(settings.throughput_dtype)
     asked = [prompt for prompt in prompts if prompt.domain in training_domains] or list(prompts)
     throughput = _measure_throughput(target, drafter, asked, settings, calibration, curve, backends, progress)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from dspark.config.models import Name, Sampling, ServingProfile
+from dspark.config.models import Digest, Name, Sampling, ServingProfile
 from dspark.engines.agreement import AgreementReport
 from dspark.evaluation.results import (
     Acceptance,
@@ -72,6 +72,26 @@ class AgainstNone(Model):
     ratio: Measured
 
 
+class ChampionRatio(Model):
+    """Tokens per second of the candidate against the champion, each under what is recommended for it at that load.
+
+    Both recommendations are chosen on one half of the rounds; the ratio is over all of them.
+    """
+
+    concurrency: int
+    policy: str
+    champion_policy: str
+    ratio: Measured
+
+
+class AgainstChampion(Model):
+    """The package that took turns with the candidate in the same rounds."""
+
+    package_digest: Digest
+    load: tuple[LoadPoint, ...]  # of its arms
+    ratios: tuple[ChampionRatio, ...]  # one per concurrency
+
+
 class Recommendation(Model):
     """What to run at a number of concurrent requests; fitted on one half of the rounds, judged on the other."""
 
@@ -107,7 +127,7 @@ class CertificateEntry(Model):
     lossless: LosslessSummary | None = None
     load: tuple[LoadPoint, ...] = ()
     against_none: tuple[AgainstNone, ...] = ()
-    against_champion: dict[str, Any] | None = None
+    against_champion: AgainstChampion | None = None  # absent where the build names none, or another engine drafts
     # At the lowest concurrency, whole blocks verified; absent where the engine does not tell drafting from verifying.
     cycle: CycleCost | None = None
     recommended: tuple[Recommendation, ...] = ()

@@ -19,7 +19,7 @@ from dspark.config.models import Digest, Name
 from dspark.decoding.records import RecordSet
 from dspark.errors import DataError
 from dspark.evaluation.results import Model
-from dspark.measured import Measured, bootstrap_sums, ratio_of_sums
+from dspark.measured import Measured, bootstrap_sums
 
 Floats = NDArray[np.float64]
 Counts = tuple[Floats, Floats]  # tokens committed in cycles, and cycles, per prompt
@@ -144,7 +144,7 @@ def relative_difference(of: Counts, to: Counts, *, seed: int = 0) -> Measured | 
 
 def tau_of(counts: Counts, *, seed: int = 0) -> Measured | None:
     """Pooled tau of some prompts with its interval; None without a cycle."""
-    return ratio_of_sums(*counts, seed=seed)
+    return bootstrap_sums(np.stack(counts, axis=1), lambda sums: np.asarray(sums[..., 0] / sums[..., 1]), seed=seed)
 
 
 # ---------------------------------------------------------------- what that allows to say

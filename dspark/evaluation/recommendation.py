@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from dspark.evaluation.entry import Recommendation
+from dspark.evaluation.entry import AgainstChampion, ChampionRatio, Recommendation
 from dspark.evaluation.rounds import NONE, Comparison
 from dspark.measured import Measured
 
@@ -36,6 +36,36 @@ def recommend(comparisons: Sequence[Comparison], gamma: int) -> tuple[Recommenda
             )
         )
     return tuple(found)
+
+
+def against_champion(
+    package_digest: str,
+    comparisons: Sequence[Comparison],
+    recommended: Sequence[Recommendation],
+    arms: Mapping[str, str],
+    gamma: int,
+) -> AgainstChampion:
+    """Candidate against champion at every load, each under the policy that is recommended for it there.
+
+    Args:
+        comparisons: with the arms of both, by ascending concurrency.
+        recommended: for the candidate.
+        arms: of the champion, by policy, plain decoding among them.
+        gamma: of the champion.
+    """
+    theirs = [comparison.only(list(arms.values())) for comparison in comparisons]
+    loads = [arm.load for each in theirs for name, arm in each.report().arms.items() if name != NONE]
+    ratios = []
+    for comparison, mine, other in zip(comparisons, recommended, recommend(theirs, gamma), strict=True):
+        ratios.append(
+            ChampionRatio(
+                concurrency=comparison.concurrency,
+                policy=mine.policy,
+                champion_policy=other.policy,
+                ratio=comparison.ratio(mine.policy, to=arms[other.policy]),
+            )
+        )
+    return AgainstChampion(package_digest=package_digest, load=tuple(loads), ratios=tuple(ratios))
 
 
 def _behind_best(comparison: Comparison, chosen: str, judge: Sequence[int]) -> float:

@@ -6,8 +6,8 @@ comparison; intervals come from resampling prompts, with all rounds of a prompt 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,6 +114,14 @@ class Comparison:
             prompts=self.prompts,
             max_new_tokens=self.max_new_tokens,
             arms={arm.name: self._summary(arm) for arm in self.arms},
+        )
+
+    def only(self, names: Collection[str]) -> Comparison:
+        """The same rounds of some of the arms."""
+        return replace(
+            self,
+            arms=tuple(arm for arm in self.arms if arm.name in names),
+            rounds={name: rounds for name, rounds in self.rounds.items() if name in names},
         )
 
     def ratio(self, arm: str, numbers: Sequence[int] | None = None, *, to: str = NONE) -> Measured:

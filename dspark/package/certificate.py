@@ -63,7 +63,8 @@ class Certificate(Part):
 def _mistakes(entry: CertificateEntry, gamma: int) -> Iterator[str]:
     """What a reader must not believe of an entry."""
     if entry.status == "absent":
-        if entry.measured_at or entry.acceptance or entry.load or entry.against_none or entry.recommended:
+        compared = entry.against_none or entry.against_champion or entry.recommended
+        if entry.measured_at or entry.acceptance or entry.load or compared:
             yield "is absent and has measurements all the same"
         return
     yield from _lossless_mistakes(entry)
@@ -71,6 +72,7 @@ def _mistakes(entry: CertificateEntry, gamma: int) -> Iterator[str]:
     for domain, acceptance in entry.acceptance.items():
         yield from (f"{domain}: {mistake}" for mistake in _acceptance_mistakes(acceptance, gamma))
     yield from _load_mistakes(entry)
+    yield from _champion_mistakes(entry)
     yield from _recommendation_mistakes(entry, gamma)
 
 
@@ -140,6 +142,26 @@ def _load_mistakes(entry: CertificateEntry) -> Iterator[str]:
             yield "the predicted latency is not (T_draft + T_verify) / tau"
 
 
+def _champion_mistakes(entry: CertificateEntry) -> Iterator[str]:
+    champion = entry.against_champion
+    if champion is None:
+        return
+    loads = sorted({point.concurrency for point in entry.load})
+    if [item.concurrency for item in champion.ratios] != loads:
+        yield "the champion was not compared at every load, once each"
+    for item in champion.ratios:
+        advised = [one.policy for one in entry.recommended if _spans(one, item.concurrency)]
+        if advised != [item.policy]:
+            yield f"was compared with the champion under {item.policy}, which is not what it recommends there"
+        measured = {point.policy for point in champion.load if point.concurrency == item.concurrency}
+        if item.champion_policy not in {NONE, *measured}:
+            yield f"was compared with the champion's {item.champion_policy}, which was not measured"
+        yield from _interval_mistakes(item.ratio)
+        if item.ratio.value <= 0:
+            yield "a ratio of speeds is not positive"
+    yield from _interval_mistakes(*(point.tokens_per_second for point in champion.load))
+
+
 def _recommendation_mistakes(entry: CertificateEntry, gamma: int) -> Iterator[str]:
     last = 0
     for item in entry.recommended:
@@ -153,7 +175,11 @@ def _recommendation_mistakes(entry: CertificateEntry, gamma: int) -> Iterator[st
 
 
 def _covers(item: Recommendation, concurrency: int, policy: str) -> bool:
-    return item.from_concurrency <= concurrency <= item.to_concurrency and item.policy == policy
+    return _spans(item, concurrency) and item.policy == policy
+
+
+def _spans(item: Recommendation, concurrency: int) -> bool:
+    return item.from_concurrency <= concurrency <= item.to_concurrency
 
 
 def _latency_mistakes(latency: Percentiles) -> Iterator[str]:

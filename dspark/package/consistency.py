@@ -17,6 +17,7 @@ from dspark.engines.sglang import additive_table
 from dspark.engines.tensorrt_build import Recipe
 from dspark.engines.tensorrt_llm import CALIBRATION_FILE, COSTS_FILE, DRAFTER, calibration_table, cost_table
 from dspark.engines.vllm import ADAPTIVE_FILE, FIXED_FILE
+from dspark.evaluation.paired import PairedReport
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.jsonfile import canonical_json
 from dspark.package.certificate import Certificate
@@ -33,6 +34,7 @@ from dspark.package.layout import (
     SCHEDULER,
 )
 from dspark.package.manifest import FileEntry, Manifest
+from dspark.package.paired import paired_mistakes
 from dspark.package.speculation import SpeculationProfile, speculation_profile
 from dspark.package.tensors import DTYPES, TensorHeader
 from dspark.profiling.cost import CostReport
@@ -42,6 +44,7 @@ Kind = TypeVar("Kind")
 
 GGUF = "engines/llamacpp/drafter.gguf"
 METRICS = "evidence/evaluate/metrics.json"
+PAIRED = "evidence/evaluate/paired.json"
 _ESSENTIAL = (CALIBRATION, CARD, CERTIFICATE, DRAFTER_CONFIG, DRAFTER_WEIGHTS, LINEAGE, METRICS, PROFILE, SCHEDULER)
 
 
@@ -300,6 +303,9 @@ def _check_evidence(manifest: Manifest, contents: Mapping[str, Content]) -> None
     _compare("", expected)
     if package not in _typed(contents, CARD, str):
         raise ValueError(f"{CARD} does not name the package that it describes, {package}")
+    paired = _typed(contents, PAIRED, PairedReport) if PAIRED in contents else None
+    if mistake := next(paired_mistakes(paired, metrics, certificate), None):
+        raise ValueError(f"{PAIRED}: {mistake}")
     entries = {f"evidence/certify/{entry.profile}.json": entry for entry in certificate.entries}
     beside = {path: content for path, content in contents.items() if path.startswith("evidence/certify/")}
     if entries != beside:

@@ -40,6 +40,7 @@ _MODELS = {
     r"evidence/certify/[^/]+\.json": "dspark.evaluation.entry:CertificateEntry",
     r"evidence/evaluate/metrics\.json": "dspark.evaluation.results:EvaluationMetrics",
     r"evidence/evaluate/lossless\.json": "dspark.evaluation.results:LosslessReport",
+    r"evidence/evaluate/paired\.json": "dspark.evaluation.paired:PairedReport",
     r"evidence/evaluate/pareto\.json": "dspark.evaluation.results:Pareto",
 }
 # JSON in the formats of others.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dspark.errors import DsparkError, IntegrityError, PreflightError
+from dspark.config.models import ServingProfile
+from dspark.errors import DsparkError, IntegrityError, PreflightError, SettingsError
+from dspark.package.layout import SCHEDULER
 from dspark.package.manifest import Manifest
 from dspark.package.verify import read_manifest, verify
+from dspark.scheduling.config import read_scheduler
 from dspark.targets.record import TargetRecord
 from dspark.workspace.layout import Workspace
+
+if TYPE_CHECKING:
+    from dspark.drafters.dspark import DSparkDrafter
+    from dspark.evaluation.rivals import Champion, RivalDrafter
+    from dspark.targets.loading import Target
 
 # What a drafter must share with the target of this workspace to draft for it on the same prompts.
 _SAME = ("weights_digest", "embedding_digest", "head_digest", "tokenizer_digest")
@@ -38,6 +48,55 @@ def open_rival(workspace: Workspace, digest: str, record: TargetRecord | None) -
     if record is not None:
         _require_same_target(manifest, record)
     return folder, manifest
+
+
+def rival_drafter(workspace: Workspace, digest: str, record: TargetRecord) -> RivalDrafter:
+    """The drafter of a package, for the evaluation; as `open_rival`."""
+    from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.evaluation.rivals import RivalDrafter
+
+    folder, manifest = open_rival(workspace, digest, record)
+
+    def load(target: Target) -> DSparkDrafter:
+        drafter = read_checkpoint(folder / "drafter", target.embedding, target.head, record=record)
+        return drafter.to(target.dtype)
+
+    return RivalDrafter(
+        package_digest=digest,
+        model_digest=manifest.digests.model_digest,
+        build=manifest.build,
+        gamma=manifest.drafter.gamma,
+        training_domains=manifest.inputs.corpus.domains,
+        load=load,
+    )
+
+
+def champion(workspace: Workspace, digest: str, record: TargetRecord, profile: ServingProfile) -> Champion:
+    """The drafter of a package as its users run it on a profile, for the certificate; as `open_rival`.
+
+    Raises:
+        PreflightError: the profile drafts with ONNX Runtime, and the package has no graph for it.
+    """
+    from dspark.decoding.drafting import Proposer, TorchProposer
+    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.evaluation.rivals import Champion
+
+    drafter = rival_drafter(workspace, digest, record)
+    folder = workspace.package(digest)
+    graphs = folder / "engines" / "onnxruntime"
+    if profile.draft_backend == "onnxruntime" and not graphs.is_dir():
+        raise PreflightError(
+            f"package {digest} has no files for ONNX Runtime, in which profile {profile.name} drafts",
+            "set draft_backend to torch in the profile, or `against` to null",
+        )
+
+    def load(target: Target) -> Proposer:
+        return OnnxProposer(graphs) if profile.draft_backend == "onnxruntime" else TorchProposer(drafter.load(target))
+
+    scheduler = None
+    with suppress(SettingsError):  # no curve of this profile: its users cannot schedule there either
+        scheduler = read_scheduler(folder / SCHEDULER).scheduler(profile.name, 0.0)
+    return Champion(digest, load, scheduler)
 
 
 def rival_mistake(workspace: Workspace, digest: str, record: TargetRecord | None) -> DsparkError | None:

@@ -18,6 +18,7 @@ from dspark.decoding.history import History, Timing
 from dspark.decoding.policies import Fixed, NoDrafts
 from dspark.decoding.records import Decoded, RecordSet
 from dspark.errors import SettingsError
+from dspark.evaluation import throughput
 from dspark.evaluation.certify import (
     CertificateEntry,
     absent_entry,
@@ -25,12 +26,15 @@ from dspark.evaluation.certify import (
     compare_offline,
 )
 from dspark.evaluation.decoding import decode_prompts
-from dspark.evaluation.recommendation import recommend
+from dspark.evaluation.recommendation import against_champion, recommend
 from dspark.evaluation.results import GreedyLossless, LosslessReport, SampledLossless
+from dspark.evaluation.rivals import Champion
+from dspark.evaluation.rounds import Request, Round
 from dspark.evaluation.throughput import NONE, Arm, Comparison, round_of
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.io.jsonfile import model_json
 from dspark.measured import Measured
+from dspark.package.certificate import Certificate
 from dspark.scheduling.cost import CostCurve
 from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import Target
@@ -103,6 +107,55 @@ def test_an_entry_says_what_was_measured_on_what_and_until_when(target: Target):
     assert entry.holds_until is not None and entry.holds_until.engine_version == "0.1.0"
     assert datetime.datetime.fromisoformat(entry.measured_at or "").utcoffset() == datetime.timedelta(0)
     assert CertificateEntry.model_validate(model_json(entry)) == entry
+
+
+def test_a_champion_takes_turns_with_the_candidate_and_stands_beside_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+):
+    load = load_with(target)
+    offline = decode_prompts(target, load("float32")[1], PROMPTS, SETTINGS, temperature=0.0)
+    rounds: list[list[str]] = []
+    compare = throughput.compare
+
+    def recorded(target: Target, arms: Sequence[Arm], *rest: Any, **more: Any) -> Comparison:
+        rounds.append([arm.name for arm in arms])
+        return compare(target, arms, *rest, **more)
+
+    monkeypatch.setattr(throughput, "compare", recorded)
+    champion = Champion("c" * 64, lambda target: TorchProposer(tiny_drafter(target, 2, seed=5)), None)
+    quick = SETTINGS.model_copy(update={"throughput_rounds": 2})
+    entry = certify(PROFILE, FINGERPRINT, load, PROMPTS, quick, offline=offline, lossless=lossless(), champion=champion)
+    assert rounds == [["none", "fixed", "champion fixed"]] * 2  # in one comparison: interleaved
+    assert {one.arm for one in entry.load} == {one.arm for one in entry.against_none} | {"none"} == {"none", "fixed"}
+    found = entry.against_champion
+    assert found is not None and found.package_digest == "c" * 64
+    assert [(one.concurrency, one.arm, one.policy) for one in found.load] == [
+        (1, "champion fixed", "fixed"), (2, "champion fixed", "fixed")]  # fmt: skip
+    advised = {one.from_concurrency: one.policy for one in entry.recommended}
+    assert {one.concurrency: one.policy for one in found.ratios} == advised
+    assert CertificateEntry.model_validate(model_json(entry)) == entry
+    assert Certificate(subject="a" * 64, gamma=3, entries=(entry,), engines=()).entries == (entry,)
+
+
+def test_candidate_and_champion_are_compared_each_under_its_own_recommendation():
+    """Rounds of 10 tokens: the candidate pays at one request (2x none) and not at two, the champion the other way."""
+
+    def comparison(concurrency: int, candidate: float, champion: float) -> Comparison:
+        seconds = {NONE: 1.0, "fixed": 1 / candidate, "champion fixed": 1 / champion}
+        arms = tuple(Arm(name, None, NoDrafts() if name == NONE else Fixed()) for name in seconds)
+        one = Request((0,) * 10, 0.1, np.array([0.1] * 3), np.array([3] * 3, np.int32))
+        rounds = {
+            name: [Round(number % 2, took, (one,) * concurrency, 3, 9, None, None) for number in range(8)]
+            for name, took in seconds.items()
+        }
+        return Comparison(arms, rounds, 0.0, "float32", 1, concurrency, 2, 10, 0)
+
+    both = [comparison(1, 2.0, 0.5), comparison(2, 0.5, 4.0)]
+    own = recommend([each.only([NONE, "fixed"]) for each in both], 3)
+    assert [one.policy for one in own] == ["fixed", "none"]
+    found = against_champion("c" * 64, both, own, {NONE: NONE, "fixed": "champion fixed"}, 3)
+    assert [(one.policy, one.champion_policy, one.ratio.value) for one in found.ratios] == [
+        ("fixed", "none", pytest.approx(2.0)), ("none", "fixed", pytest.approx(0.25))]  # fmt: skip
 
 
 def test_another_drafter_than_was_evaluated_disagrees(target: Target):

@@ -13,11 +13,13 @@ from dspark.corpus.prompts import PreparedPrompt
 from dspark.decoding.drafting import TorchProposer
 from dspark.decoding.records import calibration_records, read_records
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import SettingsError
+from dspark.errors import DataError, SettingsError
 from dspark.evaluation import drafter as module
 from dspark.evaluation.decoding import decode_prompts, first_prompts, spread_prompts
 from dspark.evaluation.drafter import evaluate_drafter, temperatures_of
+from dspark.evaluation.paired import PairedReport, relative_difference, tau_of
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport, Pareto, SampledLossless
+from dspark.evaluation.rivals import RivalDrafter
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.io.jsonfile import read_model
 from dspark.processor import arithmetic
@@ -120,6 +122,42 @@ def test_one_dtype_is_loaded_once(tmp_path: Path):
     report = evaluate_drafter(counted, PROMPTS, settings, tmp_path, training_domains=[])
     assert asked == ["float32"]
     assert report.throughput is not None and set(report.throughput.arms) == {"none", "torch fixed"}
+
+
+def rival(digest: str, gamma: int, seed: int = 1, said: int | None = None) -> RivalDrafter:
+    return RivalDrafter(
+        package_digest=digest * 64, model_digest="0" * 64, build="other", gamma=said or gamma,
+        training_domains=("math",), load=lambda target: tiny_drafter(target, gamma, seed=seed).to(target.dtype),
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick")
+def test_rivals_decode_the_candidates_own_prompts_and_are_compared_prompt_by_prompt(tmp_path: Path):
+    settings = SETTINGS.model_copy(update={"throughput_dtype": "float32", "sampled_dtype": "float32"})
+    report = evaluate_drafter(
+        load, PROMPTS, settings, tmp_path, training_domains=["math", "chat"], rivals=[rival("a", 3), rival("b", 2, 7)]
+    )
+    paired = read_model(tmp_path / "paired.json", PairedReport)
+    same, other = paired.rivals
+    assert (same.gamma, other.gamma, same.training_domains) == (3, 2, ("math",))
+    for name, metrics in report.temperatures.items():
+        for domain, found in metrics.domains.items():
+            mine, theirs = same.temperatures[name].of_domain(domain)
+            tau = tau_of(mine)
+            assert tau is not None and tau.value == found.tau.value and len(mine[0]) == found.prompts
+            # The very same drafter: equal draws make equal texts, also at temperature 1.
+            difference = relative_difference(mine, theirs)
+            assert difference is not None and (difference.value, difference.ci95) == (0, (0, 0))
+        records = read_records(tmp_path / "against" / ("b" * 64) / f"temperature-{name}.safetensors")
+        assert {one.cycles.gamma for one in records.decoded} == {2}
+        assert records.ids == other.temperatures[name].ids
+        assert other.temperatures[name].rival_cycles == tuple(len(one.cycles) for one in records.decoded)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rival_whose_blocks_are_not_what_its_manifest_says_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"package a{64} has blocks of 2, not 3"):
+        evaluate_drafter(load, PROMPTS, SETTINGS, tmp_path, training_domains=[], rivals=[rival("a", 2, said=3)])
 
 
 def test_half_precision_is_refused_for_losslessness(tmp_path: Path):

@@ -20,14 +20,17 @@ from dspark.drafters.description import describe
 from dspark.engines.onnx_io import GraphSpec, OnnxIO, TensorSpec, WeightsSpec
 from dspark.evaluation import results
 from dspark.evaluation.entry import (
+    AgainstChampion,
     AgainstNone,
     Agreement,
     CertificateEntry,
+    ChampionRatio,
     HoldsUntil,
     LosslessSummary,
     Recommendation,
     Workload,
 )
+from dspark.evaluation.paired import PairedPrompts, PairedReport, Rival
 from dspark.export.report import Comparison, ParityReport, Probes
 from dspark.features.store import FeatureManifest, ShardEntry
 from dspark.io.digest import digest_file
@@ -47,6 +50,9 @@ CPU, ELSEWHERE = "cpu-reference", "gpu-elsewhere"
 
 def hexes(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
+
+
+CHAMPION, BASELINE = hexes("champion"), hexes("baseline")
 
 
 def number(value: float, n: int = 12, spread: float = 0.1) -> Measured:
@@ -110,16 +116,25 @@ def profiles() -> tuple[Profile, ...]:
     return here, Profile(name=ELSEWHERE, engine="reference", access="none", reason="no GPU | at hand")
 
 
-def make(root: Path) -> Sources:
-    """Write every file that a package is made from below `root`."""
+def make(root: Path, *, rivals: bool = False) -> Sources:
+    """Write every file that a package is made from below `root`.
+
+    Args:
+        rivals: as if the build had named a champion and a pinned baseline to measure against.
+    """
     target, settings = record(), build()
     _corpus(root / "corpora" / "demo", target)
     _train(root / "train")
     _calibrate(root / "calibrate")
     _evaluate(root / "evaluate")
+    here = measured_entry()
+    if rivals:
+        write_model(root / "evaluate" / "metrics.json", calibrated(metrics()))
+        write_model(root / "evaluate" / "paired.json", paired())
+        here = here.model_copy(update={"against_champion": against_champion()})
     _export(root / "export", target, DrafterConfig.of(target, settings.drafter))
     write_model(root / "cost.json", cost())
-    for entry in (measured_entry(), CertificateEntry(profile=ELSEWHERE, status="absent", reason="no GPU | at hand")):
+    for entry in (here, CertificateEntry(profile=ELSEWHERE, status="absent", reason="no GPU | at hand")):
         write_model(root / "certify" / f"{entry.profile}.json", entry)
     return Sources(
         build=settings,
@@ -488,6 +503,63 @@ def measured_entry() -> CertificateEntry:
             Recommendation(from_concurrency=4, to_concurrency=4, policy="none", gamma=GAMMA, reason="0.8 times"),
         ),
         holds_until=HoldsUntil(engine_version="0.1.0", date="2027-05-28"),
+    )
+
+
+def calibrated(found: results.EvaluationMetrics) -> results.EvaluationMetrics:
+    """With the confidences assessed at every temperature."""
+    temperatures = {
+        name: one.model_copy(update={"confidence": calibration().results[0].held_out, "absent": {}})
+        for name, one in found.temperatures.items()
+    }
+    return found.model_copy(update={"temperatures": temperatures})
+
+
+CYCLES = (6,) * 8 + (8,) * 4  # of each prompt; 80 together, as `domain` says
+COMMITTED = {
+    "math": tuple(2 * cycles for cycles in CYCLES),
+    "chat": tuple(3 * cycles // 2 for cycles in CYCLES),
+    "code": (8,) * 8 + (12,) * 4,  # 112, 1.4 times 80
+}
+
+
+def paired() -> PairedReport:
+    """A champion that drafts just as well, and a baseline that needed a tenth more cycles on every prompt."""
+    names = [(domain, number) for domain in COMMITTED for number in range(len(CYCLES))]
+
+    def against(slower: int) -> PairedPrompts:
+        committed = tuple(10 * COMMITTED[domain][number] for domain, number in names)
+        cycles = tuple(CYCLES[number] for _, number in names)
+        return PairedPrompts(
+            ids=tuple(f"{domain}{number}" for domain, number in names),
+            domains=tuple(domain for domain, _ in names),
+            committed=tuple(count // 10 for count in committed),
+            cycles=cycles,
+            rival_committed=committed,
+            rival_cycles=tuple((10 + slower) * count for count in cycles),
+        )
+
+    def rival(digest: str, build: str, slower: int) -> Rival:
+        return Rival(
+            package_digest=digest,
+            model_digest=hexes(f"{build} model"),
+            build=build,
+            gamma=GAMMA,
+            training_domains=("math", "chat"),
+            temperatures=dict.fromkeys(("0", "1"), against(slower)),
+        )
+
+    return PairedReport(gamma=GAMMA, rivals=(rival(CHAMPION, "demo", 0), rival(BASELINE, "first", 1)))
+
+
+def against_champion() -> AgainstChampion:
+    return AgainstChampion(
+        package_digest=CHAMPION,
+        load=(load_point("fixed", 125), load_point("fixed", 150, 4)),
+        ratios=(
+            ChampionRatio(concurrency=1, policy="fixed", champion_policy="fixed", ratio=number(1.04, 10, 0.02)),
+            ChampionRatio(concurrency=4, policy="none", champion_policy="none", ratio=number(1.0, 10, 0.0)),
+        ),
     )
 
 
