@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py
+sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py, resealing.py
 
 import fake_build
 
@@ -27,3 +27,11 @@ def database(tmp_path_factory) -> Path:
     workspace = tmp_path_factory.mktemp("empty workspace")
     assert find_published("demo", "0" * 64, workspace=workspace) is None
     return workspace / "mlflow" / "mlflow.db"
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory) -> Path:
+    """A package that was measured against a champion and a pinned baseline; never changed."""
+    root = tmp_path_factory.mktemp("compared")
+    assemble(fake_build.make(root, rivals=True), root / "package", card=fake_build.card)
+    return root / "package"
