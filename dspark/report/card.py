@@ -92,6 +92,7 @@ def _verdict(entry: CertificateEntry) -> str:
     if entry.status == "absent":
         return "\n\n".join(lines)
     lines += _advice(entry)
+    lines += _champion(entry)
     if not entry.recommended:
         lines.append("No recommendation: nothing was shown to pay. Leave speculation off until it was measured.")
     lines.append(f"Measured {text(entry.measured_at)} on: {text(', '.join(_facts(entry.fingerprint)))}.")
@@ -131,6 +132,22 @@ def _advice(entry: CertificateEntry) -> list[str]:
     return [
         "\n".join(lines),
         "A policy is chosen on one half of the rounds and judged on the other, whose ratio this is.",
+    ]
+
+
+def _champion(entry: CertificateEntry) -> list[str]:
+    """Candidate and champion in the same rounds, as far as the build named one."""
+    found = entry.against_champion
+    if found is None:
+        return []
+    ratios = [
+        f"{measured(item.ratio)} times at {item.concurrency} "
+        f"({text(item.policy)} against its {text(item.champion_policy)})"
+        for item in found.ratios
+    ]
+    return [
+        f"Tokens per second against package {code(found.package_digest)}, in the same rounds, by concurrent requests: "
+        f"{'; '.join(ratios)}."
     ]
 
 

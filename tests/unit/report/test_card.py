@@ -171,3 +171,14 @@ def test_a_card_of_a_package_without_its_evidence_is_refused(package):
     (package / "evidence" / "parity.json").unlink()
     with pytest.raises(IntegrityError, match=r"parity\.json"):
         render(package)
+
+
+def test_a_champion_that_took_turns_is_named_with_every_ratio(package):
+    import fake_build
+
+    assert "in the same rounds" not in render(package)
+    against = fake_build.against_champion().model_dump(mode="json")
+    edit(package, "certificate.json", lambda value: value["entries"][0].update(against_champion=against))
+    card = render(package)
+    assert f"against package `{fake_build.CHAMPION}`, in the same rounds, by concurrent requests: " in card
+    assert r"1.040 \[1.020, 1.060\] times at 1 (fixed against its fixed); 1.000" in card
