@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # race.py
 sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py, resealing.py
 
 import fake_build
 
 from dspark.package.assemble import assemble
-from dspark.registry.publish import find_published
+from dspark.registry.publish import find_published, publish
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +37,27 @@ def compared(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("compared")
     assemble(fake_build.make(root, rivals=True), root / "package", card=fake_build.card)
     return root / "package"
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory) -> Path:
+    """An empty registry: MLflow takes seconds to make one, copying it takes none."""
+    workspace = tmp_path_factory.mktemp("empty workspace")
+    assert find_published("demo", "0" * 64, workspace=workspace) is None
+    return workspace / "mlflow" / "mlflow.db"
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory, pristine, database) -> Path:
+    """A workspace with three versions of build `demo` in its registry; copied by those who change it."""
+    workspace = tmp_path_factory.mktemp("published")
+    (workspace / "mlflow").mkdir()
+    shutil.copyfile(database, workspace / "mlflow" / "mlflow.db")
+    for steps in (60, 61, 62):
+        root = workspace / f"steps {steps}"
+        sources = fake_build.make(root)
+        cost = sources.costs[fake_build.CPU]
+        cost.write_text(cost.read_text().replace("60.0", f"{steps}.0"))
+        assemble(sources, root / "package", card=fake_build.card)
+        publish(root / "package", workspace=workspace, build="demo", receipts=workspace / "receipts")
+    return workspace
