@@ -40,14 +40,6 @@ def compared(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory) -> Path:
-    """An empty registry: MLflow takes seconds to make one, copying it takes none."""
-    workspace = tmp_path_factory.mktemp("empty workspace")
-    assert find_published("demo", "0" * 64, workspace=workspace) is None
-    return workspace / "mlflow" / "mlflow.db"
-
-
-@pytest.fixture(scope="session")
 def published(tmp_path_factory, pristine, database) -> Path:
     """A workspace with three versions of build `demo` in its registry; copied by those who change it."""
     workspace = tmp_path_factory.mktemp("published")
