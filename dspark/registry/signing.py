@@ -30,7 +30,8 @@ def register_signature(package: Path, address: str, *, tracking_uri: str) -> Ver
     registered = version.tags.get("dspark.self_digest")
     if registered != digest:
         raise IntegrityError(
-            f"version {version.number} of {version.name} has manifest {registered or 'unknown'}, {package} has {digest}",
+            f"version {version.number} of {version.name} has the manifest {registered or 'unknown'}, "
+            f"{package} has {digest}",
             f"sign what is registered: dspark package pull {address} DIR, then sign DIR",
         )
     encoded = base64.b64encode((package / SIGNATURE).read_bytes()).decode("ascii")

@@ -20,6 +20,7 @@ from dspark.package.verify import read_manifest, verify
 from dspark.registry import gathering
 from dspark.registry import pull as pulling
 from dspark.registry.pull import pull
+from dspark.registry.signing import register_signature
 
 sys.path.insert(0, str(Path(__file__).parent))  # fake_server.py
 
@@ -451,6 +452,21 @@ def test_a_signature_is_fetched_and_demanded(server, stored, tmp_path, where):
     assert verify(tmp_path / "p", key=public).signature == "valid"
     tags["dspark.signature"] = "not base64"
     assert "holds no signature" in refused(server, tmp_path / "q", key=public)
+
+
+def test_what_was_published_unsigned_is_signed_in_the_registry(server, pristine, tmp_path):
+    """Artifacts stay as they are; only the version that holds this very package takes its signature."""
+    folder = Path(shutil.copytree(pristine, tmp_path / "here"))
+    key = write_keys(tmp_path / "key.pem")
+    sign(folder, tmp_path / "key.pem")
+    version = register_signature(folder, ADDRESS, tracking_uri=server.address)
+    assert (version.name, version.number) == ("dspark-demo", "1")
+    assert [told["key"] for told in server.told] == ["dspark.signature"]
+    fetch(server, tmp_path / "p", key=key)
+    server.versions["dspark-demo"]["1"]["tags"]["dspark.self_digest"] = "0" * 64
+    with pytest.raises(IntegrityError, match="has the manifest 0000"):
+        register_signature(folder, ADDRESS, tracking_uri=server.address)
+    assert len(server.told) == 1
 
 
 def test_pulling_needs_the_light_base_alone(server, tmp_path):

@@ -25,6 +25,7 @@ from dspark.registry.lookup import find_version
 from dspark.registry.publish import publish
 from dspark.registry.pull import pull
 from dspark.registry.receipts import default_uri
+from dspark.registry.signing import register_signature
 
 ADDRESS = "models:/dspark-demo@candidate"
 
@@ -155,6 +156,7 @@ def test_from_a_real_server_that_hands_artifacts_out(server, pristine, tmp_path)
     """The database fixture's experiment lies in a folder; a new one lies wherever the server says: proxied."""
     connection = client(server)
     connection.rename_experiment(connection.get_experiment_by_name("dspark").experiment_id, "local")
+    public = write_keys(tmp_path / "key.pem")
     publish(pristine, workspace=tmp_path, build="demo", receipts=tmp_path / "receipts", tracking_uri=server)
     assert find_version(ADDRESS, server).artifacts.startswith("mlflow-artifacts:/")
     connection.set_registered_model_alias("dspark-demo", "staging", "1")
@@ -163,10 +165,14 @@ def test_from_a_real_server_that_hands_artifacts_out(server, pristine, tmp_path)
     for absent in ("models:/dspark-demo@production", "models:/dspark-demo/9", "models:/dspark-other@candidate"):
         with pytest.raises(SettingsError, match="not in the registry"):
             pull(absent, tmp_path / "r", tracking_uri=server)
+    # Signed after it was published: the tag is set by REST, and travels with the copy below.
+    sign(Path(shutil.copytree(pristine, tmp_path / "signed")), tmp_path / "key.pem")
+    register_signature(tmp_path / "signed", ADDRESS, tracking_uri=server)
     # Promotion copies versions under another name; the copy has no artifacts of its own.
     connection.copy_model_version("models:/dspark-demo/1", "dspark-demo-production")
-    pull("models:/dspark-demo-production/1", tmp_path / "q", tracking_uri=server)
-    assert tree(tmp_path / "q") == tree(pristine)
+    pull("models:/dspark-demo-production/1", tmp_path / "q", tracking_uri=server, key=public)
+    assert verify(tmp_path / "q", key=public).signature == "valid"
+    assert tree(tmp_path / "q") == tree(tmp_path / "signed")
 
 
 @pytest.mark.slow
