@@ -135,7 +135,7 @@ def _register(
         name = model_name(manifest.build)
         if not registry.client.search_registered_models(filter_string=f"name = '{name}'"):
             registry.client.create_registered_model(name)
-        # The tags are written in the same transaction as the version. A server demands that the source's model is named.
+        # The tags are written in the same transaction as the version; a server demands that the model is named twice.
         created = registry.client.create_model_version(
             name, model_uri, run_id, tags=tags, model_id=model_uri.removeprefix("models:/")
         )

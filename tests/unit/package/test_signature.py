@@ -1,4 +1,4 @@
-"""A signature speaks for every byte of a package, openssl agrees, and what is no key or signature is said to be none."""
+"""A signature speaks for every byte of a package, openssl agrees, and what is no key or signature is said so."""
 
 from __future__ import annotations
 

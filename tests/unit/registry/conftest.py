@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # race.py
+sys.path.insert(0, str(Path(__file__).parent))  # fake_server.py, race.py, trap.py
 sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py, resealing.py
 
 import fake_build

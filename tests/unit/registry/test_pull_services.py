@@ -19,7 +19,8 @@ import pytest
 
 from dspark.errors import IntegrityError, PreflightError, ServiceError, SettingsError
 from dspark.package.assemble import assemble
-from dspark.package.verify import read_manifest
+from dspark.package.signature import sign, write_keys
+from dspark.package.verify import read_manifest, verify
 from dspark.registry import artifacts, lookup
 from dspark.registry.lookup import find_version
 from dspark.registry.publish import publish
