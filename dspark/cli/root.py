@@ -19,6 +19,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
     "package": ("dspark.cli.package", "package", "Fetch, verify, sign and show packages"),
+    "package": ("dspark.cli.package", "package", "Show, verify and try packages"),
+    "drift": ("dspark.cli.drift", "drift", "Hold a server's live acceptance against a certificate"),
     "doctor": ("dspark.cli.doctor", "doctor", "Find what is wrong here and what mends it"),
     "version": ("dspark.cli.version", "version", "Show versions"),
 }

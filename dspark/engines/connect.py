@@ -10,25 +10,26 @@ from dspark.engines.sglang_client import SGLangClient
 from dspark.engines.vllm_client import VLLMClient
 from dspark.errors import ServiceError
 
-CLIENTS: dict[str, Callable[[str], Client]] = {
+CLIENTS: dict[str, Callable[..., Client]] = {
     "llamacpp": LlamaCppClient,
     "sglang": SGLangClient,
     "vllm": VLLMClient,
 }
 
 
-def connect(address: str, engine: str | None = None) -> Client:
+def connect(address: str, engine: str | None = None, *, patience: float = 600.0) -> Client:
     """A client of the server at an address; the server has answered.
 
     Args:
         engine: which it is; None: whichever answers as one of them does.
+        patience: seconds until it must have answered a request.
     Raises:
         SettingsError: no such address.
         ServiceError: nobody answers, or no engine that is known; says what each of them was asked and answered.
     """
     refused = []
     for name in CLIENTS if engine is None else (engine,):
-        client = CLIENTS[name](address)
+        client = CLIENTS[name](address, patience=patience)
         try:
             client.served()
         except ServiceError as reason:

@@ -156,12 +156,14 @@ def between(before: Scrape, after: Scrape) -> tuple[Scrape, bool]:
 def _restarted(before: Scrape, after: Scrape) -> bool:
     if any(after.starts[key] != start for key, start in before.starts.items() if key in after.starts):
         return True
-    if before.engine == "sglang":  # `accepted` is worked out from the others, so that it can fall
-        then, now = (before.steps, before.tokens, before.requests), (after.steps, after.tokens, after.requests)
-        return any(late < early for early, late in zip(then, now, strict=True))
-    then = (before.steps, before.accepted, before.tokens, before.ended or 0, *(before.per_position or ()))
-    now = (after.steps, after.accepted, after.tokens, after.ended or 0, *(after.per_position or ()))
+    then, now = _growing(before), _growing(after)
     return len(then) > len(now) or any(late < early for early, late in zip(then, now, strict=False))
+
+
+def _growing(scrape: Scrape) -> tuple[int, ...]:
+    """What can only grow while a server runs. SGLang's accepted drafts are worked out, and may fall."""
+    accepted = 0 if scrape.engine == "sglang" else scrape.accepted
+    return (scrape.steps, accepted, scrape.drafted or 0, scrape.tokens, scrape.ended or 0, *(scrape.per_position or ()))
 
 
 def _vllm(samples: Sequence[Sample]) -> Scrape:
