@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-large test test-compat coverage lint bench clean help
+.PHONY: demo demo-large test test-compat test-faults coverage lint bench clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -41,6 +41,11 @@ test-compat: $(INSTALLED) ## our files in the released readers of SGLang, vLLM, 
 	-$(FETCH) --no-binary=:all: xllamacpp==2026.10.11549
 	$(BIN)/python -m pip install --quiet 'msgspec>=0.19,<1'
 	$(BIN)/python -m pytest tests/compat
+
+# Every case is one process after another: two at a time fill two cores.
+test-faults: export OMP_NUM_THREADS := 1
+test-faults: $(INSTALLED) ## kill -9 at fifty moments of a real run (about an hour; DSPARK_KILLS=5 for fewer)
+	$(BIN)/python -m pytest tests/faults -m faults --numprocesses 2
 
 coverage: ## the coverage floors, from the last `make test`
 	$(BIN)/python -m coverage report --skip-covered --fail-under=75

@@ -33,7 +33,7 @@ from dspark.targets.loading import load_target
 from dspark.targets.record import read_record
 
 if TYPE_CHECKING:
-    from conftest import Finished, Sandbox
+    from sandbox import Finished, Sandbox
 
 pytestmark = pytest.mark.slow
 PACKAGE = "builds/tiny/package"

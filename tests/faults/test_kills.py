@@ -1,0 +1,84 @@
+"""kill -9 at a random moment of `dspark run`, of one process or of all: the same command ends as if nothing was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from undisturbed import Undisturbed, copy_of, model_digest
+
+if TYPE_CHECKING:
+    from sandbox import Sandbox
+
+pytestmark = pytest.mark.faults
+HALF = re.compile(r"^\..*\.part$|^\.replaced-")  # the names of io/atomic.py
+KILLS = int(os.environ.get("DSPARK_KILLS", "50"))
+# Which processes of the workspace, by their command lines.
+VICTIMS: dict[str, Callable[[str], bool]] = {
+    "all": lambda command: True,
+    "run": lambda command: "-m dspark run" in command,
+    "dvc": lambda command: "-m dvc" in command,
+    "stage": lambda command: "stages/" in command and " -c " not in command,
+}
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_a_killed_run_completes_to_the_same_model(undisturbed: Undisturbed, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    sandbox = copy_of(undisturbed.before, tmp_path / "workspace")
+    victim, moment = draw.choice(sorted(VICTIMS)), draw.uniform(0, undisturbed.seconds)
+    child = sandbox.start("run", "--target", "tiny", "--json")
+    time.sleep(moment)
+    killed = kill(sandbox, VICTIMS[victim])
+    child.communicate(timeout=900)  # what was killed leaves no one who works on
+    sandbox.wait_for(lambda: sandbox.processes() == {}, seconds=60)
+    seen = set(finished_stages(sandbox))
+
+    done = sandbox.dspark("run", "--target", "tiny", "--json", timeout=900)
+    described = f"seed {seed}: {victim} at {moment:.1f} s, {killed} processes"
+    assert done.code == 0, f"{described}\n{done.err}"
+    assert model_digest(sandbox) == undisturbed.model_digest, described
+    again = {stage["name"] for stage in done.json["stages"] if stage["status"] == "ran"}
+    assert not seen & again, f"{described}: done twice"
+    assert sandbox.processes() == {}, described
+    assert half_files(sandbox) == [], described
+    listed = sandbox.dspark("registry", "show", "dspark-tiny", "--json")
+    assert len(listed.json["versions"]) == 1, described
+    assert sandbox.dspark("doctor").code == 0, described
+
+
+def kill(sandbox: Sandbox, chosen: Callable[[str], bool]) -> int:
+    count = 0
+    for pid, command in sandbox.processes().items():
+        if chosen(command):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                count += 1
+    return count
+
+
+def finished_stages(sandbox: Sandbox) -> list[str]:
+    """Stages that DVC has recorded: none of them may run again."""
+    from dspark.io.yamlfile import read_yaml
+
+    lock = sandbox.root / "dvc.lock"
+    kept = sandbox.root / ".dspark/dvc.lock.last"
+    for path in (lock, kept):
+        with contextlib.suppress(Exception):  # a lock file that was cut off is restored by the next run
+            return list(read_yaml(path)["stages"])
+    return []
+
+
+def half_files(sandbox: Sandbox) -> list[str]:
+    """What atomic writes leave when they are cut off, anywhere but in the folder of unfinished work."""
+    work = sandbox.root / ".dspark/work"
+    found = (path for path in sandbox.root.rglob("*") if HALF.search(path.name) and not path.is_relative_to(work))
+    return [str(path.relative_to(sandbox.root)) for path in found if ".dvc" not in path.parts]
