@@ -9,11 +9,11 @@ from typing import Any
 
 from dspark.config.declared import suggestion
 from dspark.errors import SettingsError
-from dspark.registry.chain import Chain, Link
+from dspark.registry.chain import STAGES, Chain, Link
 from dspark.registry.gate_report import Stage
 from dspark.registry.publish import CANDIDATE, model_name
 from dspark.registry.sources import holder
-from dspark.registry.stages import STAGE_TAG, STAGES, registered_model, settled, versions
+from dspark.registry.stages import STAGE_TAG, registered_model, settled, versions
 from dspark.registry.tracking import Registry
 
 _PREFIX = "dspark-"

@@ -19,6 +19,7 @@ from dspark.registry.gate_report import Stage
 
 Kind = Literal["promotion", "rollback"]
 PREFIX = "dspark.promotion."
+STAGES: tuple[Stage, ...] = ("staging", "production")
 VOID_TAG = f"{PREFIX}void"
 FIRST = "none"  # what the first promotion of a stage replaces; MLflow drops tags without a value on the wire
 

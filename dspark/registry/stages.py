@@ -16,7 +16,6 @@ from dspark.registry.gate_report import Stage
 from dspark.registry.publish import model_name
 from dspark.registry.tracking import Registry
 
-STAGES: tuple[Stage, ...] = ("staging", "production")
 _PATIENCE = 4
 BUILD_TAG, STAGE_TAG = "dspark.build", "dspark.stage"
 
