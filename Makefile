@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-large test test-compat test-faults coverage lint bench clean help
+.PHONY: demo demo-large test test-compat test-faults test-services coverage lint bench clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -46,6 +46,12 @@ test-compat: $(INSTALLED) ## our files in the released readers of SGLang, vLLM, 
 test-faults: export OMP_NUM_THREADS := 1
 test-faults: $(INSTALLED) ## kill -9 at fifty moments of a real run (about an hour; DSPARK_KILLS=5 for fewer)
 	$(BIN)/python -m pytest tests/faults -m faults --numprocesses 2
+
+# Fails where a service is missing and names it; Debian's is `apt-get install postgresql`.
+test-services: export DSPARK_TEST_SERVICES := 1
+test-services: $(INSTALLED) ## against PostgreSQL on loopback: promotions that race, 100 times (DSPARK_RACE_ROUNDS)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgres]'
+	$(BIN)/python -m pytest tests/services
 
 coverage: ## the coverage floors, from the last `make test`
 	$(BIN)/python -m coverage report --skip-covered --fail-under=75
