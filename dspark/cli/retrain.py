@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dspark.cli.options import (
     as_json,
     print_json,
+    print_table,
     request_of,
     tracking_address,
     which_build,
     which_registry,
     workspace_of,
 )
+
+if TYPE_CHECKING:
+    from dspark.registry.gate_report import Number
+    from dspark.workspace.retrain import Retrained
 
 
 @click.command()
@@ -78,8 +84,37 @@ def retrain(
     request = request_of(target, build, flags, publish=not no_publish, debug=debug or context.obj["debug"])
     asked = Retraining(domain, prompts, replay, source, tracking_address(context, tracking_uri))
     with shown(quiet=quiet, events=events) as listener:
-        report, champion = retrain_build(workspace, request, asked, listener)
+        retrained = retrain_build(workspace, request, asked, listener)
     if json_output:
-        print_json({**report.as_json(), "champion": champion.digests.package_digest})
+        print_json(retrained.as_json())
     elif events != "-":
-        show(report)
+        show(retrained.report)
+        _show_comparison(retrained)
+
+
+def _show_comparison(retrained: Retrained) -> None:
+    """Candidate against champion, domain by domain, and how far the gates are open."""
+    click.echo(f"against  package {retrained.champion}")
+    if retrained.gates is None:
+        click.echo("gates    none: this workspace has no pipeline/gates.yaml")
+        return
+    rows = [row for row in retrained.gates.rows if row.gate.startswith("tau ")]
+    header = ("  domain", "candidate", "champion", "difference", "verdict")
+    cells = [
+        (f"  {row.gate}", str(row.candidate), str(row.champion), _percent(row.difference), row.verdict) for row in rows
+    ]
+    print_table(cells, header)
+    shut = retrained.gates.refusals
+    click.echo(f"gates    {len(retrained.gates.rows) - len(shut)} of {len(retrained.gates.rows)} are open")
+    for row in shut:
+        click.echo(f"  {row.gate}: {row.verdict}, {row.reason}")
+
+
+def _percent(difference: Number) -> str:
+    """A relative difference with its interval, in percent."""
+    if difference is None:
+        return "not measured"
+    if isinstance(difference, float):
+        return f"{100 * difference:+.1f} %"
+    low, high = difference.ci95
+    return f"{100 * difference.value:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"

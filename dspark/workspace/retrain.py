@@ -17,11 +17,17 @@ from typing import Any
 
 from dspark.config.build import FOLDERS, ResolvedBuild
 from dspark.config.declared import declared_names
+from dspark.config.gates import PATH as GATES
+from dspark.config.gates import read_gates
 from dspark.config.layers import Origin, Overlay
+from dspark.config.stages import BY_NAME
 from dspark.corpus.catalogue import add_domain, read_domain_spec
 from dspark.errors import PreflightError, SettingsError
+from dspark.io.jsonfile import model_json
 from dspark.io.progress import install_stop_signals
 from dspark.package.manifest import Manifest
+from dspark.registry.gate_report import GateReport
+from dspark.registry.gates import judge
 from dspark.targets.record import read_record
 from dspark.workspace.champion import fetch_champion
 from dspark.workspace.layout import Workspace
@@ -56,11 +62,30 @@ class Retraining:
         return ("retrain", "--domain", self.domain, *prompts, "--replay", f"{self.replay:g}", *source)
 
 
-def retrain(workspace: Workspace, request: Request, asked: Retraining, listener: Listener) -> tuple[Report, Manifest]:
+@dataclass(frozen=True)
+class Retrained:
+    """What came of it.
+
+    Attributes:
+        report: of the run.
+        champion: package_digest of what it went on from and was measured against.
+        gates: what `pipeline/gates.yaml` makes of the candidate beside the champion, every domain included; None: the
+            workspace has no gates.
+    """
+
+    report: Report
+    champion: str
+    gates: GateReport | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        gates = {"gates": model_json(self.gates)} if self.gates is not None else {}
+        return {**self.report.as_json(), "champion": self.champion, **gates}
+
+
+def retrain(workspace: Workspace, request: Request, asked: Retraining, listener: Listener) -> Retrained:
     """Make a candidate that goes on from the champion, measured against it, and register it.
 
-    Returns:
-        the run's report, and the champion's manifest.
     Raises:
         SettingsError: a domain that cannot be declared or trained on, or a champion of another target or geometry.
         PreflightError: no champion, or a domain that it was trained on is not declared here.
@@ -86,8 +111,21 @@ def retrain(workspace: Workspace, request: Request, asked: Retraining, listener:
             listener.note(f"declared {FOLDERS['domain']}/{asked.domain}.yaml; commit it with its prompts")
     listener.note(f"going on from package {digest[:12]} (build {champion.build}), which it is measured against")
     origin = Origin("verb", shlex.join(["dspark", *asked.words]))
-    overlay = Overlay(_layer(domains, asked, digest), origin)
-    return run(workspace, replace(request, overlay=overlay, verb=asked.words), listener), champion
+    request = replace(request, overlay=Overlay(_layer(domains, asked, digest), origin), verb=asked.words)
+    report = run(workspace, request, listener)
+    return Retrained(report, digest, _judged(workspace, declared, digest))
+
+
+def _judged(workspace: Workspace, declared: ResolvedBuild, champion: str) -> GateReport | None:
+    """The gates, as a promotion from here would ask them; nothing hangs on them yet."""
+    if not (workspace.root / GATES).is_file():
+        return None
+    return judge(
+        workspace.root / BY_NAME["package"].output(declared.name, {}),
+        read_gates(workspace.root),
+        champion=champion,
+        profiles=declared.profiles,
+    )
 
 
 def _layer(domains: Sequence[str], asked: Retraining, champion: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python examples/retrain/sql.py > sql.jsonl
 
-Every table is asked six of the twelve questions. A table is the `template` of its prompts, the unit of splitting: what
+Every table is asked four of the twelve questions. A table is the `template` of its prompts, the unit of splitting: what
 is evaluated is about tables that were never trained on.
 """
 
@@ -51,6 +51,26 @@ TABLES: dict[str, tuple[str, str, str, str, str, str, str]] = {
     "trips": ("bicycle trip", "rider", "start_station", "Market Square", "distance_km", "kilometres", "ridden_on"),
     "exams": ("exam", "candidate", "subject", "chemistry", "points", "points", "taken_on"),
     "satellites": ("satellite", "satellite_name", "operator", "Orbita", "altitude_km", "kilometres", "launched_on"),
+    "tenants": ("tenant", "surname", "building", "Elm House", "rent", "euros a month", "moved_in_on"),
+    "valves": ("valve", "part_number", "line", "cooling", "pressure_bar", "bar", "replaced_on"),
+    "voters": ("voter", "full_name", "district", "Riverside", "age", "years", "registered_on"),
+    "podcasts": ("podcast episode", "title", "host", "Lena Vogt", "listeners", "listeners", "published_on"),
+    "ferries": ("ferry crossing", "ship_name", "route", "Hook-Harwich", "passengers", "passengers", "sailed_on"),
+    "payments": ("payment", "payer", "method", "card", "amount", "pounds", "paid_on"),
+    "samples": ("soil sample", "sample_code", "field", "West", "acidity", "pH units", "taken_on"),
+    "guests": ("guest", "full_name", "country", "Peru", "nights", "nights", "arrived_on"),
+    "reviews": ("review", "author", "product", "kettle", "stars", "stars", "written_on"),
+    "servers": ("server", "host_name", "region", "south", "memory_gb", "gigabytes", "rebooted_on"),
+    "matches": ("football match", "opponent", "stadium", "Parkside", "spectators", "spectators", "played_on"),
+    "paintings": ("painting", "title", "painter", "Ida Holm", "width_cm", "centimetres", "acquired_on"),
+    "turbines": ("wind turbine", "turbine_name", "farm", "Coast", "output_mw", "megawatts", "commissioned_on"),
+    "lessons": ("piano lesson", "pupil", "teacher", "Ms Abe", "minutes", "minutes", "given_on"),
+    "harvests": ("harvest", "plot_name", "crop", "barley", "tonnes", "tonnes", "finished_on"),
+    "alarms": ("alarm", "device", "cause", "smoke", "response_minutes", "minutes", "raised_on"),
+    "stamps": ("stamp", "motif", "issuer", "Helvetia", "face_value", "cents", "issued_on"),
+    "quizzes": ("quiz night", "winner", "pub", "Red Lion", "teams", "teams", "held_on"),
+    "elevators": ("elevator", "serial_number", "maker", "Altis", "floors", "floors", "inspected_on"),
+    "papers": ("paper", "title", "journal", "Annals", "citations", "citations", "accepted_on"),
     "plots": ("garden plot", "tenant", "soil", "clay", "area_m2", "square metres", "leased_on"),
 }
 
@@ -68,7 +88,7 @@ QUESTIONS = (
     "For each {kind}, show the {name} of the {row} with the latest {day}.",
     "Add a {row} with {kind} '{value}' and a {number} of 42 {unit}; make up the rest.",
 )
-EACH = 6
+EACH = 4
 
 
 def rows() -> list[dict[str, str]]:
@@ -77,7 +97,7 @@ def rows() -> list[dict[str, str]]:
     for place, (table, (row, name, kind, value, number, unit, day)) in enumerate(TABLES.items()):
         columns = f"id INTEGER PRIMARY KEY, {name} TEXT, {kind} TEXT, {number} REAL, {day} DATE"
         for step in range(EACH):
-            form = (place + 2 * step + step // 3) % len(QUESTIONS)
+            form = (place + 3 * step) % len(QUESTIONS)
             words = {"row": row, "name": name, "kind": kind, "value": value, "number": number, "unit": unit, "day": day}
             question = QUESTIONS[form].format_map(words)
             prompt = f"Given the table {table} ({columns}), write one SQL query. {question}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_the_example_is_what_its_script_writes_and_fills_every_split(folder):
     assert add_domain(folder, "sql", EXAMPLE / "sql.jsonl")
     reading = read_domain(read_domain_spec(folder, "sql"), folder)
     assert len(reading.prompts) == len({prompt.identity for prompt in reading.prompts}) == 240
-    counts = dict.fromkeys(SPLITS, 0)
-    for prompt in reading.prompts:
-        counts[assign_split(prompt, SplitShares())] += 1
-    assert min(counts.values()) >= 6 and counts["train"] > 150
+    # The usual shares, and those of the small real build.
+    for shares in (SplitShares(), SplitShares(train=0.70, dev=0.06, calibration=0.08, eval=0.16)):
+        counts = Counter(assign_split(prompt, shares) for prompt in reading.prompts)
+        assert min(counts[split] for split in SPLITS) >= 8 and counts["train"] > 150, counts

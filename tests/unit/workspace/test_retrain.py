@@ -40,6 +40,9 @@ training: {steps: 5}
 """
 
 
+GATES = (Path(__file__).resolve().parents[3] / "pipeline/gates.yaml").read_text()
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of build `demo`, trained on math and chat; never changed."""
@@ -60,6 +63,7 @@ def workspace(tmp_path: Path) -> Workspace:
         **{f"pipeline/domains/{name}.yaml": rows for name in ("math", "chat", "code")},
         "pipeline/domains/rows.jsonl": '{"prompt": "hello"}\n',
         "serving_profiles/cpu.yaml": "engine: reference\naccess: local\n",
+        "pipeline/gates.yaml": GATES,
     }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -87,13 +91,21 @@ def ask(
     prompts = tmp_path / "sql.jsonl"
     prompts.write_text('{"prompt": "select"}\n')
     asked_for: list[Request] = []
+    judged: list[str | None] = []
+
+    def judge(package: Path, policy: Any, *, champion: str | None, profiles: Any) -> None:
+        judged.append(champion)
+
+    monkeypatch.setattr(module, "judge", judge)
     monkeypatch.setattr(module, "run", lambda workspace, request, listener: asked_for.append(request))
     monkeypatch.setattr(module, "install_stop_signals", lambda: None)
 
     def go(**changes: Any) -> ResolvedBuild:
         asked = replace(Retraining("sql", prompts, 0.25, None, server.address), **changes)
-        retrain(workspace, Request(build="demo", flags=("training.seed=3",)), asked, Silent())
-        return resolve_request(workspace, asked_for[-1]).chosen
+        done = retrain(workspace, Request(build="demo", flags=("training.seed=3",)), asked, Silent())
+        resolved = resolve_request(workspace, asked_for[-1]).chosen
+        assert judged.pop() == done.champion == resolved.build.against
+        return resolved
 
     return go
 
