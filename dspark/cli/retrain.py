@@ -19,7 +19,6 @@ from dspark.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dspark.registry.gate_report import Number
     from dspark.workspace.retrain import Retrained
 
 
@@ -89,32 +88,15 @@ def retrain(
         print_json(retrained.as_json())
     elif events != "-":
         show(retrained.report)
-        _show_comparison(retrained)
+        _show_gates(retrained)
 
 
-def _show_comparison(retrained: Retrained) -> None:
-    """Candidate against champion, domain by domain, and how far the gates are open."""
-    click.echo(f"against  package {retrained.champion}")
+def _show_gates(retrained: Retrained) -> None:
+    """Candidate beside champion, domain by domain, and what else a promotion would look at."""
+    from dspark.report.gates import HEADER, gate_cells, gate_conclusion
+
     if retrained.gates is None:
-        click.echo("gates    none: this workspace has no pipeline/gates.yaml")
+        click.echo(f"measured against package {retrained.champion}; there is no pipeline/gates.yaml to judge it by")
         return
-    rows = [row for row in retrained.gates.rows if row.gate.startswith("tau ")]
-    header = ("  domain", "candidate", "champion", "difference", "verdict")
-    cells = [
-        (f"  {row.gate}", str(row.candidate), str(row.champion), _percent(row.difference), row.verdict) for row in rows
-    ]
-    print_table(cells, header)
-    shut = retrained.gates.refusals
-    click.echo(f"gates    {len(retrained.gates.rows) - len(shut)} of {len(retrained.gates.rows)} are open")
-    for row in shut:
-        click.echo(f"  {row.gate}: {row.verdict}, {row.reason}")
-
-
-def _percent(difference: Number) -> str:
-    """A relative difference with its interval, in percent."""
-    if difference is None:
-        return "not measured"
-    if isinstance(difference, float):
-        return f"{100 * difference:+.1f} %"
-    low, high = difference.ci95
-    return f"{100 * difference.value:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
+    print_table(gate_cells(retrained.gates), HEADER)
+    click.echo(gate_conclusion(retrained.gates))

@@ -260,11 +260,24 @@ def _origin(description: Description, lineage: Lineage) -> Iterator[str]:
         f"recipe {code(description.inputs.recipe.get('name', 'unknown'))}",
         "corpus": f"{text(', '.join(corpus.domains))}; prompts: {_counts(corpus.prompts)}; "
         f"tokens answered by the target itself: {_counts(corpus.tokens)}; {code(corpus.digest)}",
+        **_beginning(description.inputs.recipe.get("training", {})),
         "model digest": code(description.model_digest),
         "code": f"dspark {text(lineage.dspark_version)}, {state}",
     }
     yield "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
     yield "The whole evidence lies in `evidence/`, the certificate in `certificate.json`."
+
+
+def _beginning(training: dict[str, Any]) -> dict[str, str]:
+    """Where training began, if it went on from another package."""
+    initial, mixture = training.get("initial"), training.get("mixture")
+    if initial is None:
+        return {}
+    mixed = ""
+    if mixture is not None:
+        share = f"{mixture['replay']:.0%}"
+        mixed = f"; {share} of the training replayed the other domains beside {', '.join(mixture['new'])}"
+    return {"trained on from": f"package {code(initial['package'])}{text(mixed)}"}
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 PACKAGE = "builds/tiny/package"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/onnxruntime/decode.py"
+EXAMPLE_PROMPTS = EXAMPLE.parents[1] / "retrain/sql.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,64 @@ def test_the_package_decodes_without_torch(tiny: tuple[Sandbox, Finished], tmp_p
     assert accepted > 0  # or the comparison would have seen no draft survive
     text = example("--prompt", chosen[0].messages[0]["content"])
     assert f"tokens {' '.join(map(str, expected[0].token_ids))}\n" in text
+
+
+def test_a_new_domain_is_learnt_from_the_champion_and_nothing_old_is_made_again(
+    tiny: tuple[Sandbox, Finished], tmp_path: Path
+) -> None:
+    """In a copy of the workspace. The exports are left out: they cost most and know nothing of where weights began."""
+    before, done = tiny
+    shutil.copytree(before.root, tmp_path / "workspace", symlinks=True)
+    sandbox = type(before)(tmp_path / "workspace")
+    champion = shutil.copytree(sandbox.root / PACKAGE, tmp_path / "champion")
+    manifest = json.loads((sandbox.root / "corpora/tiny/features/manifest.json").read_text())
+    old = {split: [entry["key"] for entry in entries] for split, entries in manifest["splits"].items()}
+    stored = {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for room in ("responses", "features")
+        for path in (sandbox.root / ".dspark/store" / room).rglob("*")
+        if path.is_file()
+    }
+    declared = digest_tree(sandbox.root / "pipeline/builds")
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(EXAMPLE_PROMPTS.read_text().splitlines(keepends=True)[:48]))
+
+    # The same evaluation as the champion's, so that only the weights differ.
+    flags = [f"export.{name}=false" for name in ("onnx", "gguf", "tensorrt")]
+    settings = [word for flag in (*flags, "training.steps=12") for word in ("--set", flag)]
+    asked = ["retrain", "--target", "tiny", "--domain", "sql", "--prompts", str(few), "--from", str(champion)]
+    made = sandbox.dspark(*asked, "--no-publish", "--json", *settings, timeout=300)
+    assert made.code == 0, made.err
+
+    digest = done.json["result"]["package_digest"]
+    statuses = {stage["name"].partition("@")[0]: stage["status"] for stage in made.json["stages"]}
+    assert statuses.pop("profile") == "up to date" and set(statuses.values()) == {"ran"}
+    # Nothing of the store was written again; what is new there is the new domain's.
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in stored} == stored
+    added = [path for path in (sandbox.root / ".dspark/store/responses").rglob("*.jsonl") if path not in stored]
+    rows = [json.loads(line) for path in added for line in path.read_text().splitlines()]
+    assert rows and {row["domain"] for row in rows} == {"sql"}
+    manifest = json.loads((sandbox.root / "corpora/tiny/features/manifest.json").read_text())
+    for split, entries in manifest["splits"].items():
+        keys = [entry["key"] for entry in entries]
+        assert [key for key in keys if key in old[split]] == old[split] and len(keys) > len(old[split])
+
+    package = json.loads((sandbox.root / PACKAGE / "manifest.json").read_text())
+    assert package["inputs"]["corpus"]["domains"] == ["math", "code", "chat", "sql"]
+    assert package["inputs"]["recipe"]["training"]["initial"] == {"package": digest}
+    metrics = json.loads((sandbox.root / "builds/tiny/train/metrics.json").read_text())
+    assert metrics["drawn_sequences"]["sql"] == 12 * 8 / 2 == sum(metrics["drawn_sequences"].values()) / 2
+    assert metrics["initial"]["step"] == 0
+    assert digest_tree(sandbox.root / "pipeline/builds") == declared
+
+    # Every domain, old and new, stands against the champion.
+    assert made.json["champion"] == made.json["gates"]["champion"] == digest
+    gates = {row["gate"]: row for row in made.json["gates"]["rows"]}
+    for domain in ("math", "code", "chat", "sql (new)"):
+        row = gates[f"tau {domain}, temperature 0"]
+        assert {"candidate", "champion", "difference"} <= row.keys()
+    again = sandbox.dspark(*asked, "--no-publish", "--json", *settings)
+    assert again.code == 0 and {stage["status"] for stage in again.json["stages"]} == {"up to date"}, again.err
 
 
 # Stages in which the run is killed: a file that says that something was saved, on which the blow falls, and how much

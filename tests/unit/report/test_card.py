@@ -138,6 +138,17 @@ def test_no_commit_and_a_reduced_vocabulary_are_said(package):
     assert "proposes 16 of the target's 32 tokens" in card
 
 
+def test_a_drafter_that_was_trained_on_names_where_it_began(package):
+    description = read_manifest(package).description()
+    assert "trained on from" not in render_card(package, description)
+    training = {"initial": {"package": "ab" * 32}, "mixture": {"new": ["sql"], "replay": 0.25}}
+    recipe = {**description.inputs.recipe, "training": training}
+    inputs = description.inputs.model_copy(update={"recipe": recipe})
+    card = render_card(package, description.model_copy(update={"inputs": inputs}))
+    said = f"- trained on from: package `{'ab' * 32}`; 25% of the training replayed the other domains beside sql\n"
+    assert said in card
+
+
 def test_hostile_names_and_reasons_stay_text(package):
     hostile = "<script>alert(1)</script> | `x` [a](http://evil.example) ![i](j)\n# heading **bold** www.evil.example"
 
