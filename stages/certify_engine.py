@@ -40,7 +40,7 @@ def reference(inputs, paths, fingerprint, progress):
     torch.set_num_threads(threads(profile))
     record = read_record(paths.target)
     calibration = read_report(paths.build / "calibrate" / "calibration.json")
-    curve = read_model(paths.cost, CostReport).curve
+    cost = read_model(paths.cost, CostReport).scheduling
 
     def load(dtype):
         target = load_target(record, paths.root, dtype=dtype)
@@ -58,7 +58,7 @@ def reference(inputs, paths, fingerprint, progress):
         prompts_per_domain=inputs.certification.prompts_per_domain,
         offline=read_records(paths.build / "evaluate" / "records" / "temperature-0.safetensors"),
         lossless=read_model(paths.build / "evaluate" / "lossless.json", LosslessReport),
-        scheduler=PrefixScheduler(curve, calibration.gamma, temperatures_of(calibration, 0.0)) if curve else None,
+        scheduler=PrefixScheduler(cost, calibration.gamma, temperatures_of(calibration, 0.0)) if cost else None,
         champion=champion(paths.workspace, inputs.against, record, profile) if inputs.against else None,
         progress=progress,
     )

@@ -38,7 +38,7 @@ def main(inputs, paths, progress):
         paths.out,
         training_domains=inputs.training_domains,
         calibration=read_report(paths.build / "calibrate" / "calibration.json"),
-        curve=read_model(paths.cost, CostReport).curve if paths.cost.is_file() else None,
+        cost=read_model(paths.cost, CostReport).scheduling if paths.cost.is_file() else None,
         backends=backends,
         rivals=[rival_drafter(paths.workspace, digest, record) for digest in inputs.against],
         progress=progress,

@@ -28,7 +28,7 @@ from dspark.evaluation.throughput import NONE, Arm, compare, pareto
 from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
-from dspark.scheduling.cost import CostCurve
+from dspark.scheduling.cost import StepCost
 from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import Target
 
@@ -44,7 +44,7 @@ def evaluate_drafter(
     *,
     training_domains: Sequence[str],
     calibration: CalibrationReport | None = None,
-    curve: CostCurve | None = None,
+    cost: StepCost | None = None,
     backends: Backends | None = None,
     rivals: Sequence[RivalDrafter] = (),
     progress: Progress | None = None,
@@ -62,7 +62,7 @@ def evaluate_drafter(
         out: an existing or new folder.
         training_domains: whose mean is reported; the other domains stand beside it.
         calibration: temperatures of the confidence head; None: only raw confidences.
-        curve: the cost curve of the machine, for an arm with policy `scheduled`; None: no such arm.
+        cost: of the machine's steps, for an arm with policy `scheduled`; None: no such arm.
         backends: further proposers on the same drafter for the throughput comparison, by name.
         rivals: drafters of other packages of this target, which decode the same prompts at every temperature.
         progress: shows the decoding, the checks and the rounds.
@@ -100,7 +100,7 @@ def evaluate_drafter(
         write_model(out / "paired.json", paired)
     target, drafter = loaded.in_dtype(settings.throughput_dtype)
     asked = [prompt for prompt in prompts if prompt.domain in training_domains] or list(prompts)
-    throughput = _measure_throughput(target, drafter, asked, settings, calibration, curve, backends, progress)
+    throughput = _measure_throughput(target, drafter, asked, settings, calibration, cost, backends, progress)
     write_model(out / "pareto.json", pareto([throughput]))
     report = EvaluationMetrics(
         gamma=drafter.config.gamma,
@@ -156,7 +156,7 @@ def _measure_throughput(
     prompts: Sequence[PreparedPrompt],
     settings: EvaluationSettings,
     calibration: CalibrationReport | None,
-    curve: CostCurve | None,
+    cost: StepCost | None,
     backends: Backends | None,
     progress: Progress,
 ) -> ThroughputReport:
@@ -164,8 +164,8 @@ def _measure_throughput(
     proposers |= backends(target) if backends is not None else {}
     arms = [Arm(NONE, None, NoDrafts())]
     arms += [Arm(f"{name} fixed", proposer, Fixed()) for name, proposer in proposers.items()]
-    if curve is not None:
-        scheduler = PrefixScheduler(curve, drafter.config.gamma, temperatures_of(calibration, 0.0))
+    if cost is not None:
+        scheduler = PrefixScheduler(cost, drafter.config.gamma, temperatures_of(calibration, 0.0))
         arms.append(Arm("torch scheduled", proposers["torch"], Scheduled(scheduler)))
     progress.start("measure throughput", len(arms) * settings.throughput_rounds, unit="rounds")
     return compare(

@@ -41,7 +41,7 @@ from dspark.package.sources import AGAIN, Sources, describe
 from dspark.package.speculation import speculation_profile
 from dspark.package.verify import verify
 from dspark.profiling.cost import CostReport
-from dspark.scheduling.config import SchedulerConfig, write_scheduler
+from dspark.scheduling.config import CostModel, SchedulerConfig, write_scheduler
 
 Card = Callable[[Path, Description], str]
 
@@ -104,6 +104,7 @@ def _write_scheduler(sources: Sources, staged: Path) -> SchedulerConfig:
     calibration = read_report(sources.calibrate / "calibration.json")
     _copy(sources.calibrate / "calibration.json", staged / CALIBRATION)
     curves, additive = {}, {}
+    models: dict[str, CostModel] = {}
     for profile, path in sources.costs.items():
         cost = read_model(path, CostReport, hint=AGAIN)
         _copy(path, staged / "scheduler" / "cost" / f"{profile}.json")
@@ -111,11 +112,14 @@ def _write_scheduler(sources: Sources, staged: Path) -> SchedulerConfig:
             curves[profile] = cost.curve
         if cost.additive is not None:
             additive[profile] = cost.additive
+        if cost.additive_is_closer:
+            models[profile] = "additive"
     scheduler = SchedulerConfig(
         gamma=sources.build.drafter.gamma,
         calibrations=calibration.temperatures,
         curves=dict(sorted(curves.items())),
         additive=dict(sorted(additive.items())),
+        cost_models=dict(sorted(models.items())),
     )
     write_scheduler(staged / SCHEDULER, scheduler)
     return scheduler

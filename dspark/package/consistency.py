@@ -109,7 +109,7 @@ def _check_scheduler(manifest: Manifest, contents: Mapping[str, Content]) -> Non
         raise ValueError(f"{SCHEDULER} is for gamma {scheduler.gamma}, the drafter has {manifest.drafter.gamma}")
     if scheduler.calibrations != calibration.temperatures:
         raise ValueError(f"{SCHEDULER} and {CALIBRATION} hold different temperatures")
-    curves, additive = {}, {}
+    curves, additive, models = {}, {}, {}
     for path, content in contents.items():
         if isinstance(content, CostReport):
             if path != f"scheduler/cost/{content.profile}.json" or content.gamma != scheduler.gamma:
@@ -118,10 +118,14 @@ def _check_scheduler(manifest: Manifest, contents: Mapping[str, Content]) -> Non
                 curves[content.profile] = content.curve
             if content.additive is not None:
                 additive[content.profile] = content.additive
+            if content.additive_is_closer:
+                models[content.profile] = "additive"
     if additive != dict(scheduler.additive):
         raise ValueError(f"{SCHEDULER} has other additive costs than scheduler/cost/ holds")
     if curves != dict(scheduler.curves):
         raise ValueError(f"{SCHEDULER} has other cost curves than scheduler/cost/ holds")
+    if dict(scheduler.cost_models) not in (models, {}):  # packages of before name none
+        raise ValueError(f"{SCHEDULER} schedules by other costs than those that scheduler/cost/ found closer")
 
 
 def _check_engines(manifest: Manifest, contents: Mapping[str, Content]) -> None:

@@ -16,7 +16,7 @@ from dspark.config.models import DType, Name
 from dspark.errors import CostCurveError, DataError
 from dspark.measured import bootstrap
 from dspark.scheduling.additive import AdditiveCost, Cell, ModelErrors, fit_additive
-from dspark.scheduling.cost import CostCurve, isotonic
+from dspark.scheduling.cost import CostCurve, StepCost, isotonic
 
 
 class _Model(BaseModel):
@@ -82,6 +82,16 @@ class CostReport(_Model):
     additive: AdditiveCost | None = None
     model_errors: ModelErrors | None = None  # which of the two explains the rows better
     absent: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def additive_is_closer(self) -> bool:
+        """Whether the additive cost predicted steps that it had not seen better than the curve did."""
+        return self.additive is not None and self.model_errors is not None and self.model_errors.additive_is_closer
+
+    @property
+    def scheduling(self) -> StepCost | None:
+        """The model that schedulers go by; None: there is none."""
+        return self.additive if self.additive_is_closer else self.curve
 
 
 def median(seconds: Sequence[float]) -> tuple[float, tuple[float, float]]:

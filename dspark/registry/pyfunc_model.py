@@ -1,7 +1,7 @@
 """The registered model, from code: confidences of a batch of requests in, verification lengths out.
 
 MLflow copies this file beside the package and runs it on loading; it needs dspark's light base and NumPy, nothing is
-unpickled. One call plans one engine step with the packaged temperatures and cost curve (early stop, Algorithm 1 of
+unpickled. One call plans one engine step with the packaged temperatures and cost (early stop, Algorithm 1 of
 DSpark, section 3.2.2): it keeps no memory, so a package whose policy is `scheduled-delayed` is planned the same way.
 """
 
@@ -37,7 +37,7 @@ class VerificationLengths(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         Args:
             context: not needed after loading.
             model_input: raw confidence logits, one request per row, [requests, gamma].
-            params: `profile`, the serving profile whose cost curve counts (empty: the only one); `temperature`, of the
+            params: `profile`, the serving profile whose cost counts (empty: the only one); `temperature`, of the
                 target's sampling (0: greedy).
         Returns:
             draft tokens to verify of each request, int64 [requests], each in 0..gamma.
@@ -48,7 +48,7 @@ class VerificationLengths(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         chosen = params or {}
         config = self.config
         scheduler = PrefixScheduler(
-            config.curve(_profile(config, str(chosen.get("profile") or ""))),
+            config.cost(_profile(config, str(chosen.get("profile") or ""))),
             config.gamma,
             config.calibration(float(chosen.get("temperature") or 0.0)).temperatures,
             min_budget=config.min_budget,
@@ -60,11 +60,12 @@ class VerificationLengths(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
 
 def _profile(config: SchedulerConfig, name: str) -> str:
-    if name or len(config.curves) == 1:
-        return name or next(iter(config.curves))
+    measured = sorted({*config.curves, *config.cost_models})
+    if name or len(measured) == 1:
+        return name or measured[0]
     raise SettingsError(
-        f"the package has {len(config.curves)} cost curves: name a serving profile",
-        f"params={{'profile': ...}}, one of: {', '.join(sorted(config.curves)) or 'none'}",
+        f"the package has costs of {len(measured)} serving profiles: name one",
+        f"params={{'profile': ...}}, one of: {', '.join(measured) or 'none'}",
     )
 
 

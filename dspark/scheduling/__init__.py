@@ -1,4 +1,4 @@
-"""How many drafted tokens are worth verifying: survival, the engine's cost curve and the prefix scheduler.
+"""How many drafted tokens are worth verifying: survival, what a step costs and the prefix scheduler.
 
 NumPy and pydantic only, so that it runs inside any engine:
 
@@ -7,7 +7,7 @@ NumPy and pydantic only, so that it runs inside any engine:
 
 from dspark.scheduling.additive import AdditiveCost, Cell, ModelErrors, fit_additive
 from dspark.scheduling.config import CalibrationKey, SchedulerConfig, Temperatures, read_scheduler, write_scheduler
-from dspark.scheduling.cost import CostCurve, IsotonicRepair, isotonic
+from dspark.scheduling.cost import CostCurve, IsotonicRepair, StepCost, isotonic
 from dspark.scheduling.delayed import DelayedPrefixScheduler
 from dspark.scheduling.prefix import Plan, PrefixScheduler
 from dspark.scheduling.survival import confidences, prefix_survival
@@ -23,6 +23,7 @@ __all__ = [
     "Plan",
     "PrefixScheduler",
     "SchedulerConfig",
+    "StepCost",
     "Temperatures",
     "confidences",
     "fit_additive",

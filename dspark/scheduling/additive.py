@@ -39,7 +39,8 @@ class Cell:
 class AdditiveCost(BaseModel):
     """Seconds of a step as a sum of two piecewise linear functions; every one in existence is of use to a scheduler.
 
-    Between probes the parts are interpolated, beyond them they keep their last value, as SGLang does.
+    Between probes the parts are interpolated, beyond them they keep their last value, as SGLang does. Schedulers do not
+    go beyond the last probe of the tokens, where all further ones would look free.
 
     Raises:
         CostCurveError: on construction, from values or from a file: probes that are not whole, positive and strictly
@@ -64,6 +65,16 @@ class AdditiveCost(BaseModel):
             raise CostCurveError(f"additive cost: {validation_text(reason)}") from None
         _check(cost)
         return cost
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The largest step that was measured."""
+        return self.tokens[-1]
+
+    def rate(self, requests: int, tokens: ArrayLike) -> Floats:
+        """Steps per second with that many requests, at each number of tokens per step."""
+        result: Floats = 1.0 / self.seconds(requests, tokens)
+        return result
 
     @cached_property
     def _parts(self) -> tuple[Floats, Floats, Floats, Floats]:

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from dspark.errors import CostCurveError, DataError, SettingsError
 from dspark.io.jsonfile import read_model, write_model
 from dspark.scheduling.additive import AdditiveCost
-from dspark.scheduling.cost import CostCurve
+from dspark.scheduling.cost import CostCurve, StepCost
 from dspark.scheduling.delayed import DelayedPrefixScheduler
 from dspark.scheduling.prefix import PrefixScheduler
 
+CostModel = Literal["curve", "additive"]
 Label = Literal["greedy_match", "sampled"]
 Policy = Annotated[
     str,
@@ -58,6 +59,8 @@ class SchedulerConfig(BaseModel):
     calibrations: tuple[Temperatures, ...] = Field(min_length=1)
     curves: dict[str, CostCurve]  # by serving profile
     additive: dict[str, AdditiveCost] = Field(default_factory=dict)  # likewise; files of before have none
+    # Which of the two schedules, by serving profile; the curve where none is named.
+    cost_models: dict[str, CostModel] = Field(default_factory=dict)
     policy: Policy = "scheduled"
     min_budget: int = Field(default=0, ge=0)  # draft tokens per step, all requests together
     max_budget: int | None = Field(default=None, ge=0)
@@ -74,6 +77,9 @@ class SchedulerConfig(BaseModel):
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(f"two calibrations for {key}")
+        for profile, model in self.cost_models.items():
+            if profile not in (self.additive if model == "additive" else self.curves):
+                raise ValueError(f"profile {profile} is to be scheduled by a cost that it does not have: {model}")
         if self.max_budget is not None and self.max_budget < self.min_budget:
             raise ValueError(f"max_budget {self.max_budget} is below min_budget {self.min_budget}")
         return self
@@ -119,15 +125,23 @@ class SchedulerConfig(BaseModel):
             raise SettingsError(f"no cost curve for serving profile '{profile}'", f"there are: {known}")
         return self.curves[profile]
 
+    def cost(self, profile: str) -> StepCost:
+        """The cost that schedules a serving profile: `cost_models` names which of the two.
+
+        Raises:
+            SettingsError: as `curve`.
+        """
+        return self.additive[profile] if self.cost_models.get(profile) == "additive" else self.curve(profile)
+
     def scheduler(self, profile: str, temperature: float) -> PrefixScheduler:
         """A scheduler for one serving profile and one target temperature, delayed if the policy says so.
 
         Raises:
-            SettingsError: as `curve` and `calibration`.
+            SettingsError: as `cost` and `calibration`.
         """
         kind = DelayedPrefixScheduler if self.policy == "scheduled-delayed" else PrefixScheduler
         return kind(
-            self.curve(profile),
+            self.cost(profile),
             self.gamma,
             self.calibration(temperature).temperatures,
             min_budget=self.min_budget,

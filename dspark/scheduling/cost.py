@@ -1,4 +1,4 @@
-"""The engine's cost curve: steps per second against tokens per step, SPS(B) of DSpark, section 3.2.2."""
+"""What a step costs: of any model, and the cost curve, steps per second against tokens, SPS(B) of DSpark, 3.2.2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +31,19 @@ def _whole(value: Any) -> int:
 
 
 Tokens = Annotated[int, BeforeValidator(_whole)]
+
+
+class StepCost(Protocol):
+    """What schedulers ask of a model of step times."""
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The largest step that it speaks of; schedulers never go beyond it."""
+        ...
+
+    def rate(self, requests: int, tokens: ArrayLike) -> Floats:
+        """Steps per second with that many requests, at each number of tokens per step (requests + drafts to verify)."""
+        ...
 
 
 class CostCurve(BaseModel):
@@ -73,6 +86,10 @@ class CostCurve(BaseModel):
         below = np.searchsorted(probes, np.asarray(tokens), side="right") - 1
         result: Floats = rates[np.maximum(below, 0)]
         return result
+
+    def rate(self, requests: int, tokens: ArrayLike) -> Floats:
+        """As `steps_per_second`: the curve does not know requests."""
+        return self.steps_per_second(tokens)
 
     def step_seconds(self, tokens: ArrayLike) -> Floats:
         """Seconds of one step, elementwise: 1 / SPS."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dspark.errors import DataError, SettingsError
-from dspark.scheduling.cost import CostCurve
+from dspark.scheduling.cost import StepCost
 from dspark.scheduling.prefix import Integers, Plan, PrefixScheduler, budget_limit, rank
 from dspark.scheduling.survival import Floats
 
@@ -31,7 +31,7 @@ class DelayedPrefixScheduler(PrefixScheduler):
 
     def __init__(
         self,
-        curve: CostCurve,
+        cost: StepCost,
         gamma: int,
         temperatures: ArrayLike | None = None,
         *,
@@ -41,7 +41,7 @@ class DelayedPrefixScheduler(PrefixScheduler):
         min_predicted_gain: float = 0.0,
     ) -> None:
         super().__init__(
-            curve,
+            cost,
             gamma,
             temperatures,
             min_budget=min_budget,
@@ -61,12 +61,12 @@ class DelayedPrefixScheduler(PrefixScheduler):
         """
         candidates = rank(survival, self.gamma)
         requests = candidates.requests
-        upper = budget_limit(self.curve, requests, candidates.values.size, self.max_budget)
+        upper = budget_limit(self.cost, requests, candidates.values.size, self.max_budget)
         lower = min(self.min_budget, upper)
         budgets = np.arange(lower, upper + 1)
         tau = np.cumsum(np.concatenate(([float(requests)], candidates.values)))[budgets]
         hurdle = 1.0 + self.min_predicted_gain / max(requests, 1)
-        theta = tau * self.curve.steps_per_second(requests + budgets)
+        theta = tau * self.cost.rate(requests, requests + budgets)
         return int(budgets[np.argmax(theta / hurdle**budgets)])
 
     def step(
@@ -94,8 +94,8 @@ class DelayedPrefixScheduler(PrefixScheduler):
         tau = running + float(candidates.values[:admitted].sum())
         return Plan(
             candidates.take(admitted),
-            tau * float(self.curve.steps_per_second(running + admitted)),
-            running * float(self.curve.steps_per_second(running)),
+            tau * float(self.cost.rate(running, running + admitted)),
+            running * float(self.cost.rate(running, running)),
         )
 
     def lengths(self, survival: ArrayLike, caps: ArrayLike | None = None) -> Integers:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dspark.errors import DataError, SettingsError
-from dspark.scheduling.cost import CostCurve
+from dspark.scheduling.cost import StepCost
 from dspark.scheduling.survival import Floats, check_temperatures, prefix_survival
 
 Integers = NDArray[np.intp]
@@ -23,11 +23,11 @@ Integers = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Plan:
-    """What one step will verify, and what the curve predicts for it."""
+    """What one step will verify, and what the cost model predicts for it."""
 
     lengths: Integers  # draft tokens to verify of each request, [requests]; the bonus token is not counted
-    tokens_per_second: float  # predicted with these lengths: tau * SPS(B)
-    tokens_per_second_without: float  # predicted with no draft verified: R * SPS(R)
+    tokens_per_second: float  # predicted with these lengths: tau * SPS at R requests and B tokens
+    tokens_per_second_without: float  # predicted with no draft verified: R * SPS at R requests and R tokens
 
     @property
     def budget(self) -> int:
@@ -39,10 +39,11 @@ class PrefixScheduler:
     """Chooses how many drafted tokens of each request are verified, so that predicted tokens per second rise.
 
     Args:
-        curve: the engine's steps per second against tokens per step (R bonus tokens and the admitted drafts).
+        cost: the engine's steps per second against tokens per step (R bonus tokens and the admitted drafts): a
+            `CostCurve`, or an `AdditiveCost`, which tells what requests cost from what tokens cost.
         gamma: block size.
         temperatures: of the confidence head, [gamma]; None: 1 everywhere.
-        min_budget: admit at least so many draft tokens per step (as far as there are candidates), whatever the curve
+        min_budget: admit at least so many draft tokens per step (as far as there are candidates), whatever the cost
             says: a count fixed beforehand, so nothing in the block can influence it.
         max_budget: admit at most so many per step: the walk ends early, by its count alone.
         min_predicted_gain: relative gain g that one more draft token *per request* must bring: a candidate is
@@ -56,7 +57,7 @@ class PrefixScheduler:
 
     def __init__(
         self,
-        curve: CostCurve,
+        cost: StepCost,
         gamma: int,
         temperatures: ArrayLike | None = None,
         *,
@@ -70,7 +71,7 @@ class PrefixScheduler:
             raise SettingsError(f"budgets must satisfy 0 <= min <= max, got min {min_budget} and max {max_budget}")
         if not 0 <= min_predicted_gain < np.inf:
             raise SettingsError(f"min_predicted_gain must be >= 0, got {min_predicted_gain}")
-        self.curve = curve
+        self.cost = cost
         self.gamma = gamma
         self.temperatures = check_temperatures(np.ones(gamma) if temperatures is None else temperatures, gamma)
         self.min_budget = min_budget
@@ -103,8 +104,8 @@ class PrefixScheduler:
         requests = candidates.requests
         tokens = requests + np.arange(candidates.values.size + 1)
         tau = np.cumsum(np.concatenate(([float(requests)], candidates.values)))  # tau after b admissions, [1 + all]
-        theta = tau * self.curve.steps_per_second(tokens)
-        upper = budget_limit(self.curve, requests, candidates.values.size, self.max_budget)
+        theta = tau * self.cost.rate(requests, tokens)
+        upper = budget_limit(self.cost, requests, candidates.values.size, self.max_budget)
         lower = min(self.min_budget, upper)
         hurdle = 1.0 + self.min_predicted_gain / max(requests, 1)
         losing = np.flatnonzero(theta[lower + 1 : upper + 1] <= theta[lower:upper] * hurdle)
@@ -149,7 +150,7 @@ def rank(survival: ArrayLike, gamma: int, caps: ArrayLike | None = None) -> Cand
     return Candidates(flat[order], order % max(requests, 1), requests)
 
 
-def budget_limit(curve: CostCurve, requests: int, candidates: int, max_budget: int | None) -> int:
+def budget_limit(cost: StepCost, requests: int, candidates: int, max_budget: int | None) -> int:
     """The most draft tokens that one step may verify: candidates, the engine's largest batch, the budget."""
-    room = max(curve.max_batch_tokens - requests, 0)
+    room = max(cost.max_batch_tokens - requests, 0)
     return min(candidates, room, candidates if max_budget is None else max_budget)

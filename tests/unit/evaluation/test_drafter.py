@@ -82,7 +82,7 @@ def test_everything_is_measured_into_one_folder(tmp_path: Path, processor_flags)
         return load(dtype)
 
     report = evaluate_drafter(
-        counted, PROMPTS, SETTINGS, tmp_path, training_domains=["math", "chat"], curve=curve,
+        counted, PROMPTS, SETTINGS, tmp_path, training_domains=["math", "chat"], cost=curve,
         backends=lambda target: {"other": TorchProposer(tiny_drafter(target, 3, seed=4))},
     )  # fmt: skip
     assert asked == ["float32", "bfloat16"]

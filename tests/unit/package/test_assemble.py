@@ -14,6 +14,7 @@ from dspark.errors import DataError, DsparkError, StageError
 from dspark.io.digest import digest_tree
 from dspark.package.assemble import assemble
 from dspark.package.verify import verify
+from dspark.scheduling.config import read_scheduler
 
 
 def test_two_builds_of_equal_files_are_byte_for_byte_the_same(tmp_path):
@@ -197,13 +198,17 @@ def test_a_profile_that_could_not_be_curved_keeps_its_raw_times(sources, tmp_pat
 def test_the_table_that_predicted_better_is_the_one_that_sglang_is_started_with(sources, tmp_path):
     """The made-up report says 3 % for requests and tokens, 4 % for tokens alone; then the other way round."""
     path = sources.costs[fake_build.CPU]
-    for error, table in ((0.03, "sps-2d.json"), (0.05, "sps.json")):
+    for error, table, models in ((0.03, "sps-2d.json", {fake_build.CPU: "additive"}), (0.05, "sps.json", {})):
         value = json.loads(path.read_text())
         value["model_errors"]["additive_relative_error"] = error
         path.write_text(json.dumps(value))
         assemble(sources, tmp_path / table, card=card)
         script = (tmp_path / table / "engines" / "sglang" / "launch.sh").read_text()
         assert f"\n  --speculative-dspark-sps-table-path {table} " in script
+        scheduler = read_scheduler(tmp_path / table / "scheduler" / "scheduler.json")
+        assert scheduler.cost_models == models, "our own scheduler goes by the same"
+        kind = type(scheduler.scheduler(fake_build.CPU, 0.0).cost)
+        assert kind.__name__ == ("AdditiveCost" if models else "CostCurve")
 
 
 def test_a_report_from_before_additive_costs_makes_a_package_without_them(sources, tmp_path):

@@ -155,6 +155,7 @@ CONTRADICTIONS = {
     "SGLang's additive cost of nobody": put("engines/sglang/sps-2d.json", "bias_seconds", to=1),
     "SGLang's table of two kinds": put("engines/sglang/sps-2d.json", "sample_batch_tokens", to=[1, 4, 8]),
     "additive cost": put("scheduler/scheduler.json", "additive", "cpu-reference", "bias_seconds", to=0.02),
+    "cost of the other model": put("scheduler/scheduler.json", "cost_models", "cpu-reference", to="curve"),
     "no additive cost": put("scheduler/scheduler.json", "additive", to={}),
     "flat additive cost": put("scheduler/scheduler.json", "additive", "cpu-reference", "theta_seconds", to=[0, 0, 0]),
     "vLLM's block size": put("engines/vllm/speculative_config.json", "num_speculative_tokens", to=3 + 1),

@@ -141,6 +141,12 @@ MUTANTS = {
         "if False:",
         edit("scheduler/scheduler.json", lambda value: value["additive"].update(x=value["additive"]["cpu-reference"])),
     ),
+    "the model that schedules not compared": (
+        "consistency",
+        "if dict(scheduler.cost_models) not in (models, {}):",
+        "if False:",
+        edit("scheduler/scheduler.json", lambda value: value["cost_models"].update({"cpu-reference": "curve"})),
+    ),
     "TensorRT-LLM's drafter not compared": (
         "consistency",
         "_compare(path, {key: (found.get(key), wanted) for key, wanted in expected.items()})",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dspark.errors import CalibrationError, SettingsError
+from dspark.scheduling.additive import AdditiveCost
 from dspark.scheduling.config import SchedulerConfig, write_scheduler
 
 LOGITS = np.array([[9.0, 8.0, -9.0], [-2.0, 1.0, 1.0]], np.float32)
@@ -34,16 +35,27 @@ def test_lengths_of_a_step(tmp_path):
     assert predict(LOGITS[:0]).tolist() == []
 
 
+def test_the_cost_that_the_package_schedules_by_counts(tmp_path):
+    """10 ms a token and no bias to share: 2 / 20 ms without drafts, hardly 3 / 30 ms with the likeliest one."""
+    steep = AdditiveCost(
+        bias_seconds=0.01, requests=(1,), alpha_seconds=(0.0,), tokens=(1, 8), theta_seconds=(0.0, 0.07)
+    )
+    assert model(tmp_path, additive={"cpu": steep})(LOGITS).tolist() == [2, 3]
+    assert model(tmp_path, additive={"cpu": steep}, cost_models={"cpu": "additive"})(LOGITS).tolist() == [0, 0]
+    alone = {"curves": {}, "additive": {"gpu": steep}, "cost_models": {"gpu": "additive"}}
+    assert model(tmp_path, **alone)(LOGITS).tolist() == [0, 0]
+
+
 def test_budgets_of_the_package_are_kept(tmp_path):
     assert model(tmp_path, max_budget=1)(LOGITS).tolist() == [1, 0]
 
 
 def test_a_profile_must_be_named_where_there_are_several_or_none(tmp_path):
     two = {"cpu": fake_build.curve(), "gpu": fake_build.curve()}
-    with pytest.raises(SettingsError, match="2 cost curves"):
+    with pytest.raises(SettingsError, match="costs of 2 serving profiles"):
         model(tmp_path, curves=two)(LOGITS)
     assert model(tmp_path, curves=two)(LOGITS, profile="gpu").tolist() == [2, 3]
-    with pytest.raises(SettingsError, match="0 cost curves"):
+    with pytest.raises(SettingsError, match="costs of 0 serving profiles"):
         model(tmp_path, curves={})(LOGITS)
 
 

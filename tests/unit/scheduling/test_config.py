@@ -102,7 +102,7 @@ def test_calibrations_are_found_by_their_exact_key():
 def test_a_scheduler_is_made_for_a_profile_and_a_temperature():
     scheduler = config(min_budget=1, max_budget=4, min_predicted_gain=0.1).scheduler("cpu", 1.0)
     assert type(scheduler) is PrefixScheduler
-    assert scheduler.curve == CURVE
+    assert scheduler.cost == CURVE
     assert scheduler.temperatures.tolist() == [1.2, 0.9]
     assert (scheduler.min_budget, scheduler.max_budget, scheduler.min_predicted_gain) == (1, 4, 0.1)
     assert type(config(policy="scheduled-delayed").scheduler("cpu", 0.0)) is DelayedPrefixScheduler
@@ -132,11 +132,16 @@ def test_additive_costs_are_kept_beside_the_curves_and_a_file_from_before_has_no
     path = tmp_path / "scheduler.json"
     write_scheduler(path, config(additive={"cpu": cost}))
     assert read_scheduler(path).additive == {"cpu": cost}
+    assert read_scheduler(path).cost("cpu") is not cost, "the curve schedules unless the file says otherwise"
+    write_scheduler(path, config(additive={"cpu": cost}, cost_models={"cpu": "additive"}))
+    assert read_scheduler(path).scheduler("cpu", 0.0).cost == cost
+    with pytest.raises(ValidationError, match="by a cost that it does not have: additive"):
+        config(cost_models={"cpu": "additive"})
     value = json.loads(path.read_text())
     value["additive"]["cpu"]["theta_seconds"] = [0.006, 0.006]
     path.write_text(json.dumps(value))
     with pytest.raises(CostCurveError, match=r"scheduler\.json: additive cost: flat"):
         read_scheduler(path)
-    del value["additive"]
+    del value["additive"], value["cost_models"]
     path.write_text(json.dumps(value))
     assert read_scheduler(path) == config()
