@@ -88,12 +88,18 @@ def workspace_of(context: click.Context) -> Workspace:
 
 
 def request_of(
-    target: str | None, build: str | None, flags: tuple[str, ...], *, publish: bool = True, debug: bool = False
+    target: str | None,
+    build: str | None,
+    flags: tuple[str, ...],
+    *,
+    publish: bool = True,
+    debug: bool = False,
+    tracking_uri: str | None = None,
 ) -> Request:
     """What was asked for, the environment's settings included."""
     from dspark.workspace.run import Request
 
-    return Request(target, build, flags, dict(os.environ), publish=publish, debug=debug)
+    return Request(target, build, flags, dict(os.environ), publish, debug, tracking_uri=tracking_uri)
 
 
 def print_json(value: Any) -> None:

@@ -255,6 +255,38 @@ def _tell_mended(held: Holders) -> None:
         click.echo(f"mended: {line}", err=True)
 
 
+@registry.command()
+@which_registry
+@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@as_json
+@click.pass_context
+def sync(context: click.Context, tracking_uri: str | None, quiet: bool, json_output: bool) -> None:
+    """Tell the tracking server what it was not told yet: runs that ended while it was away, packages to register.
+
+    Exit code 8 if it is still away (everything is kept), 7 if a package that waits is damaged or gone.
+    """
+    from dspark.cli.display import shown
+    from dspark.errors import IntegrityError
+    from dspark.workspace.publisher import sync as deliver_all
+
+    workspace, address = workspace_of(context), tracking_address(context, tracking_uri)
+    with shown(quiet=quiet, events=None) as listener:
+        delivery = deliver_all(workspace, address, listener)
+    if json_output:
+        print_json(delivery.as_json())
+    elif not delivery.runs and not delivery.problems:
+        click.echo("nothing was waiting")
+    else:
+        rows = [(run.run, run.build, run.status.lower(), ", ".join(run.registered)) for run in delivery.runs]
+        print_table(rows, ("run", "build", "ended", "registered"))
+    if delivery.problems:
+        lines = "".join(f"\n  {problem.message}\n    {problem.hint}" for problem in delivery.problems)
+        error = f"{len(delivery.problems)} could not be delivered:{lines}"
+        if json_output:
+            context.exit(IntegrityError.exit_code)
+        raise IntegrityError(error)
+
+
 @contextmanager
 def _opened(context: click.Context, tracking_uri: str | None) -> Iterator[Registry]:
     from dspark.registry.connection import connected

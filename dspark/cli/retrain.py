@@ -80,7 +80,14 @@ def retrain(
     if json_output and events == "-":
         raise click.UsageError("--json and --events - both print to stdout: give --events a file")
     workspace = workspace_of(context)
-    request = request_of(target, build, flags, publish=not no_publish, debug=debug or context.obj["debug"])
+    request = request_of(
+        target,
+        build,
+        flags,
+        publish=not no_publish,
+        debug=debug or context.obj["debug"],
+        tracking_uri=tracking_uri,
+    )
     asked = Retraining(domain, prompts, replay, source, tracking_address(context, tracking_uri))
     with shown(quiet=quiet, events=events) as listener:
         retrained = retrain_build(workspace, request, asked, listener)

@@ -19,7 +19,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
     "package": ("dspark.cli.package", "package", "Fetch, verify, sign, try and show packages"),
-    "registry": ("dspark.cli.registry", "registry", "List, show and compare what is registered; who held a stage"),
+    "registry": ("dspark.cli.registry", "registry", "What is registered, who held which stage; deliver what waits"),
     "promote": ("dspark.cli.promote", "promote", "Promote a registered version through the gates"),
     "rollback": ("dspark.cli.promote", "rollback", "Let what held a stage before hold it again"),
     "drift": ("dspark.cli.drift", "drift", "Hold a server's live acceptance against a certificate"),

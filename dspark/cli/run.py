@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, duration, print_json, print_table, request_of, which_build, workspace_of
+from dspark.cli.options import (
+    as_json,
+    duration,
+    print_json,
+    print_table,
+    request_of,
+    which_build,
+    which_registry,
+    workspace_of,
+)
 
 if TYPE_CHECKING:
     from dspark.workspace.run import Report
@@ -15,7 +24,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @which_build
-@click.option("--no-publish", is_flag=True, help="Do not register the package.")
+@click.option("--no-publish", is_flag=True, help="Do not register the package, and tell the tracking server nothing.")
+@which_registry
 @click.option("--quiet", is_flag=True, help="Show problems and the result only.")
 @click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
@@ -27,6 +37,7 @@ def run(
     build: str | None,
     flags: tuple[str, ...],
     no_publish: bool,
+    tracking_uri: str | None,
     quiet: bool,
     events: str | None,
     debug: bool,
@@ -42,7 +53,14 @@ def run(
     if json_output and events == "-":
         raise click.UsageError("--json and --events - both print to stdout: give --events a file")
     workspace = workspace_of(context)
-    request = request_of(target, build, flags, publish=not no_publish, debug=debug or context.obj["debug"])
+    request = request_of(
+        target,
+        build,
+        flags,
+        publish=not no_publish,
+        debug=debug or context.obj["debug"],
+        tracking_uri=tracking_uri,
+    )
     with shown(quiet=quiet, events=events) as listener:
         report = run_build(workspace, request, listener)
     if json_output:

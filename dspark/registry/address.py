@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from dspark.config.declared import Mistake, Mistakes, describe, hint_for, keys_o
 from dspark.config.models import TrackingSettings
 from dspark.errors import SettingsError
 from dspark.io.yamlfile import key_line
+from dspark.registry.reach import shown
 from dspark.registry.receipts import default_uri, sqlite_file
 
 VARIABLES = ("DSPARK_TRACKING_URI", "MLFLOW_TRACKING_URI")
@@ -60,21 +61,9 @@ def checked(address: str, where: str) -> str:
         raise SettingsError(f"{where}: tracking address {address!r} follows the current folder", _HINT)
     if scheme.partition("+")[0] not in (*_SERVERS, *_DATABASES) or not rest:
         raise SettingsError(f"{where}: {shown(address)!r} is no address of a tracking server", _HINT)
-    if database is None and not urlsplit(address).hostname:
+    if scheme in _SERVERS and not urlsplit(address).hostname:
         raise SettingsError(f"{where}: tracking address {shown(address)!r} names no host", _HINT)
     return address.rstrip("/")
-
-
-def shown(address: str) -> str:
-    """An address as messages, receipts and reports hold it: without its password."""
-    try:
-        parts = urlsplit(address)
-        if parts.password is None:
-            return address
-    except ValueError:
-        return address
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
 
 
 def _settings(path: Path) -> TrackingSettings:

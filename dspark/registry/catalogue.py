@@ -11,7 +11,7 @@ from dspark.config.declared import suggestion
 from dspark.errors import SettingsError
 from dspark.registry.chain import STAGES, Chain, Link
 from dspark.registry.gate_report import Stage
-from dspark.registry.publish import CANDIDATE, model_name
+from dspark.registry.register import CANDIDATE, model_name
 from dspark.registry.sources import holder
 from dspark.registry.stages import STAGE_TAG, registered_model, settled, versions
 from dspark.registry.tracking import Registry

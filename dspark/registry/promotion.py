@@ -20,7 +20,7 @@ from dspark.io.jsonfile import canonical_json, model_json, strict_loads
 from dspark.io.progress import Progress
 from dspark.registry.chain import PREFIX, STAGES, Chain, Kind, Link, Removed
 from dspark.registry.gate_report import GateReport, Stage
-from dspark.registry.publish import CANDIDATE, model_name
+from dspark.registry.register import CANDIDATE, model_name
 from dspark.registry.sources import fetched, source_version, version_of
 from dspark.registry.stages import append, settled
 from dspark.registry.tracking import Registry

@@ -33,7 +33,7 @@ def parameters(manifest: Manifest) -> dict[str, str]:
     flat: dict[str, str] = {}
     for prefix, part in {**value["inputs"], "drafter": value["drafter"]}.items():
         for key, leaf in _leaves(part, prefix):
-            flat[_key(key)] = _fitted(leaf if isinstance(leaf, str) else canonical_json(leaf), _MAX_VALUE)
+            flat[metric_key(key)] = _fitted(leaf if isinstance(leaf, str) else canonical_json(leaf), _MAX_VALUE)
     return flat
 
 
@@ -46,13 +46,13 @@ def metrics(package: Path, stages: Sequence[Mapping[str, Any]] = ()) -> dict[str
     for prefix, path in _METRIC_FILES.items():
         for key, measured in _measured(read_json(package / path, IntegrityError), prefix):
             low, high = measured["ci95"]
-            found[_key(key)] = float(measured["value"])
-            found[_key(f"{key}.ci95_low")] = float(low)
-            found[_key(f"{key}.ci95_high")] = float(high)
-            found[_key(f"{key}.n")] = float(measured["n"])
+            found[metric_key(key)] = float(measured["value"])
+            found[metric_key(f"{key}.ci95_low")] = float(low)
+            found[metric_key(f"{key}.ci95_high")] = float(high)
+            found[metric_key(f"{key}.n")] = float(measured["n"])
     for stage in stages:
         if isinstance(stage.get("seconds"), int | float):
-            found[_key(f"stage.{_stage(stage)}.seconds")] = float(stage["seconds"])
+            found[metric_key(f"stage.{_stage(stage)}.seconds")] = float(stage["seconds"])
     return found
 
 
@@ -70,7 +70,9 @@ def curves(package: Path) -> Iterator[tuple[str, float, int]]:
                 cells = {key: float(cell) for key, cell in row.items() if cell not in (None, "")}
             except (KeyError, TypeError, ValueError) as reason:
                 raise IntegrityError(f"{path}:{number}: not a row of a training curve: {reason}") from None
-            yield from ((_key(f"train.{key}"), value, step) for key, value in cells.items() if math.isfinite(value))
+            yield from (
+                (metric_key(f"train.{key}"), value, step) for key, value in cells.items() if math.isfinite(value)
+            )
 
 
 def tags(package: Path, manifest: Manifest, stages: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
@@ -90,7 +92,7 @@ def tags(package: Path, manifest: Manifest, stages: Sequence[Mapping[str, Any]] 
         "dspark.dvc_lock_sha256": lineage.get("dvc_lock_sha256", f"unknown: {lineage.get('dvc_lock_absent')}"),
         **{f"dspark.stage.{_stage(stage)}": str(stage.get("status")) for stage in stages},
     }
-    return {_key(key): _fitted(value, _MAX_TAG) for key, value in found.items()}
+    return {metric_key(key): fitted_tag(value) for key, value in found.items()}
 
 
 def _stage(result: Mapping[str, Any]) -> str:
@@ -125,8 +127,14 @@ def _label(item: Any, key: Any) -> str:
     return str(key)
 
 
-def _key(key: str) -> str:
+def metric_key(key: str) -> str:
+    """A key of a metric, parameter or tag that MLflow takes."""
     return re.sub(r"[^A-Za-z0-9_\-. :/]", "_", key)[:_MAX_KEY]
+
+
+def fitted_tag(value: str) -> str:
+    """A tag's value that MLflow takes whole."""
+    return _fitted(value, _MAX_TAG)
 
 
 def _fitted(value: str, limit: int) -> str:

@@ -12,8 +12,8 @@ from dspark.errors import IntegrityError, SettingsError
 from dspark.io.progress import Progress
 from dspark.registry.chain import Chain
 from dspark.registry.gate_report import Stage
-from dspark.registry.publish import model_name
 from dspark.registry.pull import pull
+from dspark.registry.register import model_name
 from dspark.registry.stages import registered_model
 from dspark.registry.tracking import Registry
 

@@ -13,7 +13,7 @@ from typing import Any
 from dspark.errors import GateError, SettingsError
 from dspark.registry.chain import PREFIX, VOID_TAG, Chain, Link, chain_of, read_link, stage_model
 from dspark.registry.gate_report import Stage
-from dspark.registry.publish import model_name
+from dspark.registry.register import model_name
 from dspark.registry.tracking import Registry
 
 _PATIENCE = 4

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspark.errors import ServiceError, SettingsError
 from dspark.io.digest import digest_bytes
+from dspark.registry.reach import PATIENCE_SECONDS, AwayError, require_server, shown
 from dspark.registry.receipts import sqlite_file
 
 if TYPE_CHECKING:
@@ -27,8 +29,9 @@ _SWITCHES = {
     "MLFLOW_UV_AUTO_DETECT": "false",
     "MLFLOW_RECORD_ENV_VARS_IN_MODEL_LOGGING": "false",
 }
-# A server that is down must be noticed in seconds; mlflow's own defaults take four minutes per call.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+_RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+# Between the last byte of a large file and the answer, a server may have to pass it on to an object store.
+_UPLOAD_TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,20 @@ class Registry:
 
 
 @contextmanager
-def opened(uri: str) -> Iterator[Registry]:
+def opened(uri: str, *, retries: int = 0, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Registry]:
     """Open the registry at `uri`, creating its database and experiment if they are not there.
 
     Creating takes several seconds and two processes must not do it at once: call it under the registry's lock.
 
+    Args:
+        uri: the address.
+        retries: of each call. mlflow repeats whatever got no answer, creations too, which would then be there twice:
+            only for those who change nothing.
+        patience_seconds: how long to wait for a server that does not answer.
     Raises:
         SettingsError: a SQLite address that is not absolute.
-        ServiceError: whatever mlflow could not do, with its reason.
+        AwayError: the server does not answer, or stopped answering.
+        ServiceError: whatever else mlflow could not do, with its reason.
     """
     database = sqlite_file(uri)
     if database is not None:
@@ -67,11 +76,18 @@ def opened(uri: str) -> Iterator[Registry]:
                 "give an absolute one: sqlite:////folder/mlflow.db",
             )
         database.parent.mkdir(parents=True, exist_ok=True)
+    require_server(uri, patience_seconds)
     os.environ.update(_SWITCHES)
-    for name, value in _PATIENCE.items():
-        os.environ.setdefault(name, value)
+    # A server that is away must be noticed in seconds; mlflow's own defaults take four minutes per call.
+    timeout = os.environ.get(_TIMEOUT) or str(math.ceil(patience_seconds))
+    with _environment({_RETRIES: str(retries), _TIMEOUT: timeout}):
+        yield from _opened(uri, database)
+
+
+def _opened(uri: str, database: Path | None) -> Iterator[Registry]:
     import mlflow
     from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
     for name in ("mlflow", "alembic"):
@@ -84,14 +100,45 @@ def opened(uri: str) -> Iterator[Registry]:
             warnings.simplefilter("ignore")  # advice to authors of models, coloured, on stderr
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             yield Registry(uri, mlflow, client, _experiment(client, artifacts), artifacts)
-    except (MlflowException, SQLAlchemyError) as reason:
+    except (MlflowException, SQLAlchemyError, RequestException) as reason:
         first = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
-        raise ServiceError(
-            f"MLflow at {uri}: {first}",
-            "see that the tracking server is up and the disk is not full, then `dspark run`",
+        error = ServiceError if _refused(reason) or database is not None else AwayError
+        raise error(
+            f"MLflow at {shown(uri)}: {first.replace(uri, shown(uri))}",
+            "see that the tracking server is up and the disk is not full, then give the command again",
         ) from reason
     finally:
         mlflow.set_tracking_uri(before)
+
+
+def _refused(reason: Any) -> bool:
+    """True if a server answered that it will not do what was asked; asking again would not help."""
+    if hasattr(reason, "get_http_status_code"):
+        return bool(reason.get_http_status_code() < 500)
+    response = getattr(reason, "response", None)
+    return response is not None and response.status_code < 500
+
+
+@contextmanager
+def uploading() -> Iterator[None]:
+    """Wait longer for each answer: files are on their way."""
+    with _environment({_TIMEOUT: str(_UPLOAD_TIMEOUT_SECONDS)}):
+        yield
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, which mlflow reads at each call, for the duration of the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _experiment(client: MlflowClient, artifacts: Path | None) -> str:
@@ -100,6 +147,8 @@ def _experiment(client: MlflowClient, artifacts: Path | None) -> str:
     MLflow writes an experiment's artifacts to the absolute folder that it was created with; after a workspace has been
     moved that is another place, so such a workspace gets an experiment of its own.
     """
+    from mlflow.exceptions import MlflowException
+
     location = None if artifacts is None else artifacts.as_uri()
     name = EXPERIMENT
     found = client.get_experiment_by_name(name)
@@ -107,7 +156,12 @@ def _experiment(client: MlflowClient, artifacts: Path | None) -> str:
         name = f"{EXPERIMENT}-{digest_bytes(location.encode('utf-8'))[:8]}"
         found = client.get_experiment_by_name(name)
     if found is None:
-        return str(client.create_experiment(name, artifact_location=location))
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)  # somebody else was quicker
+            if found is None:
+                raise
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)

@@ -19,7 +19,9 @@ from dspark.config.resolve import build_names, resolve
 from dspark.errors import DataError, SettingsError
 from dspark.io.jsonfile import write_model
 from dspark.processor import arithmetic, processor
+from dspark.registry.publish import spool_of
 from dspark.workspace import preflight
+from dspark.workspace.journal import close_orphans, orphans
 from dspark.workspace.layout import Workspace
 from dspark.workspace.lock import complete_lock_file, damaged_rwlock, dvc_processes, holder, repair_dvc, run_lock
 from dspark.workspace.results import RunRecord, latest_run, read_record
@@ -28,6 +30,7 @@ EXTRAS = {
     "pipeline": ("torch", "transformers", "accelerate", "mlflow", "dvc", "onnx", "onnxscript", "gguf"),
     "cpu": ("onnxruntime",),
 }
+_SYNC = "dspark registry sync"
 LOW_BYTES = 5 * 1024**3
 
 
@@ -115,6 +118,7 @@ def _workspace(workspace: Workspace) -> Iterator[Check]:
     yield _dvc_lock(workspace)
     yield _last_run(workspace)
     yield _unfinished(workspace)
+    yield from _tracking(workspace)
     for name in build_names(workspace.root):
         try:
             resolve(workspace.root, build=name)
@@ -201,6 +205,25 @@ def _unfinished(workspace: Workspace) -> Check:
     )
 
 
+def _tracking(workspace: Workspace) -> Iterator[Check]:
+    """What waits for the tracking server; nobody is asked."""
+    spool = spool_of(workspace.root)
+    journals, broken = spool.journals()
+    for error in broken:
+        yield Check("tracking", "error", error.message, error.hint)
+    killed = orphans(workspace, spool)
+    if killed:
+        names = ", ".join(journal.started.run for journal in killed)
+        yield Check("killed runs", "warning", f"still running for the tracking server: {names}", _SYNC)
+    waiting = [journal for journal in journals if journal.ended is not None]
+    if waiting:
+        events, packages = (sum(len(one.events) for one in waiting), sum(len(one.packages) for one in waiting))
+        found = f"{events} events of {len(waiting)} runs and {packages} packages wait for the tracking server"
+        yield Check("tracking", "warning", found, _SYNC)
+    if not broken and not killed and not waiting:
+        yield Check("tracking", "ok", "nothing waits for the tracking server")
+
+
 def _dead_run(workspace: Workspace) -> tuple[Path, RunRecord] | None:
     """The newest run if it still says `running` although its process is gone.
 
@@ -227,6 +250,8 @@ def _repair(workspace: Workspace) -> list[str]:
             record.state, record.message = "failed", "the process was killed"
             write_model(folder / "run.json", record)
             done.append(f"marked the killed run {folder.name} as failed")
+        for journal in close_orphans(workspace, spool_of(workspace.root)):
+            done.append(f"noted for the tracking server that run {journal.started.run} was killed")
     return done
 
 

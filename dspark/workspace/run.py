@@ -14,18 +14,19 @@ from typing import Any
 from dspark.config.build import ResolvedBuild
 from dspark.config.layers import Overlay
 from dspark.config.resolve import Pipeline, resolve
-from dspark.config.stages import BY_NAME
 from dspark.errors import DsparkError, Interrupted, StageError
 from dspark.io.atomic import write_if_changed
 from dspark.io.jsonfile import pretty_json, read_model
+from dspark.registry.address import tracking_address
 from dspark.workspace import fetch, preflight
 from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
 from dspark.workspace.graph import instances, write_all_inputs, write_dag
 from dspark.workspace.layout import Workspace
-from dspark.workspace.listener import ListenedProgress, Listener, Outcome
+from dspark.workspace.listener import Listener, Outcome
 from dspark.workspace.lock import keep_dvc_lock, repair_dvc, run_lock
 from dspark.workspace.process import Stopper, check_stop, child_environment, stopping
-from dspark.workspace.results import RunRecord, log_path, read_result, write_record
+from dspark.workspace.publisher import Publisher
+from dspark.workspace.results import RunRecord, log_path, write_record
 from dspark.workspace.stage import remove_finished
 from dspark.workspace.summary import Registered, Summary, summarise
 
@@ -38,7 +39,8 @@ class Request:
         target, build: see `config.resolve`.
         flags: `--set` values.
         environment: variables that may hold settings.
-        publish: register the package afterwards.
+        publish: register the package afterwards, and let the tracking server know of the run.
+        tracking_uri: `--tracking-uri`.
         debug: tracebacks.
         overlay: what a verb lays over the build's file.
         verb: the words after `dspark` that asked for it, without build and flags.
@@ -52,6 +54,7 @@ class Request:
     debug: bool = False
     overlay: Overlay | None = None
     verb: tuple[str, ...] = ("run",)
+    tracking_uri: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,13 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
 
     Raises:
         SettingsError, PreflightError: before anything is changed.
-        DsparkError: a stage failed (its own exit code), or publishing did.
+        DsparkError: a stage failed (its own exit code), or publishing did; what there is to tell the tracking server is
+            kept for the next run or `dspark registry sync` then.
         Interrupted: stopped at a safe point; the same command goes on from there.
     """
     started = time.monotonic()
     pipeline = resolve_request(workspace, request)
+    uri = tracking_address(workspace.root, request.tracking_uri, request.environment)
     preflight.check(workspace, pipeline.chosen)
     purpose = f"dspark {request.verb[0]} of build {pipeline.chosen.name!r}"
     with stopping(listener.note) as stopper, run_lock(workspace, purpose, listener.note) as lock:
@@ -119,17 +124,28 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
             verb=list(request.verb),
         )
         write_record(folder, record)
+        publisher = Publisher(workspace, uri, listener) if request.publish else None
+        journal = publisher.begin(folder, record) if publisher is not None else None
         try:
-            report = _Run(workspace, request, pipeline, listener, stopper, lock, folder).make(started)
+            current = _Run(workspace, request, pipeline, journal or listener, stopper, lock, folder)
+            outcomes = current.make()
+            receipt = None
+            if publisher is not None and journal is not None:
+                receipt = publisher.publish(pipeline.chosen.name, journal)
+            report = current.report(outcomes, receipt, started)
             record.state, record.exit_code = "done", 0
             return report
         except (DsparkError, Interrupted) as error:
             record.state = "interrupted" if isinstance(error, Interrupted) else "failed"
             record.exit_code, record.message = error.exit_code, str(error)
+            if publisher is not None and journal is not None:
+                publisher.failed(journal, error)
             raise
         finally:
             if record.state == "running":
                 record.state, record.message = "failed", "ended by a fault"
+            if journal is not None:
+                journal.end("FAILED", 1, record.message)
             record.finished = time.time()
             write_record(folder, record)
 
@@ -177,7 +193,7 @@ class _Run:
     def chosen(self) -> ResolvedBuild:
         return self.pipeline.chosen
 
-    def make(self, started: float) -> Report:
+    def make(self) -> list[Outcome]:
         for line in repair_dvc(self.workspace):
             self.listener.note(line)
         if not fetch.is_current(self.workspace, self.chosen.build.target):
@@ -192,7 +208,9 @@ class _Run:
         self._raise_failure(outcomes)
         remove_finished(self.workspace)
         keep_dvc_lock(self.workspace)
-        receipt = self._publish(outcomes) if self.request.publish else None
+        return outcomes
+
+    def report(self, outcomes: list[Outcome], receipt: Registered | None, started: float) -> Report:
         summary = summarise(self.workspace, self.chosen.build, receipt)
         return Report(
             run=self.folder.name,
@@ -283,32 +301,6 @@ class _Run:
             watcher.finish("interrupted")
             raise
         self._raise_failure(watcher.finish("failed"))
-
-    def _publish(self, outcomes: list[Outcome]) -> Registered:
-        """Register the package unless the last receipt names it; loads no mlflow then."""
-        from dspark.registry.publish import publish
-
-        results = []
-        for outcome in outcomes:
-            stage, _, key = outcome.name.partition("@")
-            result = read_result(self.folder, stage, key)
-            category = result.category if result else ""
-            results.append(
-                {"stage": stage, "key": key, "status": outcome.status, "seconds": outcome.seconds, "category": category}
-            )
-        build = self.chosen.name
-        started = time.monotonic()
-        progress = ListenedProgress(self.listener, "publish")
-        receipt = publish(
-            self.workspace.root / BY_NAME["package"].output(build, {}),
-            workspace=self.workspace.root,
-            build=build,
-            receipts=self.workspace.state / "receipts",
-            stages=results,
-            progress=progress,
-        )
-        progress.end(time.monotonic() - started)
-        return receipt
 
 
 def _failed(outcomes: list[Outcome]) -> Outcome | None:

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +60,43 @@ def published(tmp_path_factory, pristine, database) -> Path:
         assemble(sources, root / "package", card=fake_build.card)
         publish(root / "package", workspace=workspace, build="demo", receipts=workspace / "receipts")
     return workspace
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(database, tmp_path_factory) -> Iterator[str]:
+    """A real `mlflow server`, and its address. It stores files of new experiments only."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copyfile(database, folder / "mlflow.db")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {"host": "127.0.0.1", "port": port, "workers": 1, "backend-store-uri": f"sqlite:///{folder}/mlflow.db"}
+    options["artifacts-destination"] = folder / "artifacts"
+    command = [sys.executable, "-m", "mlflow", "server", *(f"--{key}={value}" for key, value in options.items())]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while not _answers(url):
+            assert child.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.1)
+        yield url
+    finally:
+        os.killpg(child.pid, 9)  # its workers too
+        child.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
+    except OSError:
+        return False
+    return True

@@ -6,7 +6,8 @@ import pytest
 
 from dspark.config.resolve import build_names
 from dspark.errors import SettingsError
-from dspark.registry.address import checked, shown, tracking_address
+from dspark.registry.address import checked, tracking_address
+from dspark.registry.reach import shown
 from dspark.registry.receipts import default_uri
 
 DSPARK, MLFLOW = "http://dspark.example:1", "http://mlflow.example:2"

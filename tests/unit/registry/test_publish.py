@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fake_build
@@ -18,8 +17,8 @@ from dspark.errors import GateError, IntegrityError, Interrupted, ServiceError, 
 from dspark.io.progress import Progress
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest, verify
-from dspark.registry import publish as publishing
-from dspark.registry.publish import find_published, publish
+from dspark.registry import delivery
+from dspark.registry.publish import find_published, publish, spool_of
 from dspark.registry.receipts import default_uri, receipt_path
 
 
@@ -105,7 +104,7 @@ def test_publishing_again_registers_nothing_new(pristine, workspace, monkeypatch
         raise AssertionError("a receipt is enough")
 
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "opened", forbidden)
+        patch.setattr(delivery, "opened", forbidden)
         assert send(pristine, workspace) == first
     receipt_path(workspace / "receipts", "demo").unlink()
     assert send(pristine, workspace) == first  # the registry itself knows it
@@ -151,18 +150,19 @@ class StopsAt(Progress):
 
 @pytest.mark.parametrize(
     ("step", "error"),
-    [*((step, Interrupted("stop")) for step in range(1, 7)), (3, KeyError("fault")), (5, KeyError("fault"))],
+    [*((step, Interrupted("stop")) for step in range(1, 6)), (2, KeyError("fault")), (4, KeyError("fault"))],
 )
 def test_stopped_or_failed_anywhere_then_done_again_gives_one_version(pristine, workspace, step, error):
+    """Safe points: the run has ended, model logged, records logged, version made, all told."""
     with pytest.raises(type(error)):
         send(pristine, workspace, progress=StopsAt(step, error))
-    assert "RUNNING" not in statuses(workspace)
-    if step in (2, 3, 4, 5):  # inside the run
-        assert statuses(workspace) == ["KILLED" if isinstance(error, Interrupted) else "FAILED"]
+    assert statuses(workspace) == ["FINISHED"]  # of the work; registering its package is what is left
     receipt = send(pristine, workspace)
     assert [str(item.version) for item in versions(workspace)] == ["1"] == [receipt.version]
     assert str(client(workspace).get_model_version_by_alias("dspark-demo", "candidate").version) == "1"
-    assert client(workspace).get_run(receipt.run_id).info.status == "FINISHED"
+    assert statuses(workspace) == ["FINISHED"] and spool_of(workspace).folders() == []
+    history = client(workspace).get_metric_history(receipt.run_id, "train.loss")
+    assert [(point.step, point.value) for point in history] == [(1, 3.5), (2, 3.25)]
     # Models that were logged and never registered are gone again: one copy of the package.
     assert len([path for path in artifacts(workspace) if path.name == "manifest.json"]) == 1
 
@@ -191,15 +191,14 @@ def forked(work) -> int:
     return child
 
 
-@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("step", [3, 4])
 def test_killed_with_nobody_to_clean_up_then_done_again(pristine, workspace, step):
-    """kill -9 before and after the version exists: the run it leaves behind is called killed, or completed."""
+    """kill -9 before and after the version exists."""
     child = forked(lambda: send(pristine, workspace, progress=KilledAt(step)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert statuses(workspace) == ["RUNNING"]
+    assert len(versions(workspace)) == (0 if step == 3 else 1)
     send(pristine, workspace)
-    assert len(versions(workspace)) == 1
-    assert statuses(workspace) == (["FINISHED", "KILLED"] if step == 4 else ["FINISHED"])
+    assert len(versions(workspace)) == 1 and statuses(workspace) == ["FINISHED"]
 
 
 def test_two_processes_that_publish_at_once_register_one_version(pristine, workspace):
@@ -263,13 +262,6 @@ def test_addresses_that_cannot_work_are_errors_with_a_next_step(pristine, worksp
     with pytest.raises(ServiceError) as caught:
         send(pristine, workspace, tracking_uri=f"sqlite:///{blocked}")
     assert caught.value.exit_code == 8 and caught.value.hint
-
-
-def test_a_server_that_is_down_is_noticed_in_seconds(pristine, workspace):
-    started = time.monotonic()
-    with pytest.raises(ServiceError):
-        send(pristine, workspace, tracking_uri="http://127.0.0.1:9")
-    assert time.monotonic() - started < 60
 
 
 def test_the_callers_tracking_address_is_left_as_it_was(pristine, workspace):

@@ -76,5 +76,5 @@ def test_tags_say_where_it_comes_from(pristine):
 
 
 def test_keys_hold_only_what_mlflow_allows():
-    assert records._key("a@b(c)") == "a_b_c_"
-    assert len(records._key("x" * 300)) == 250
+    assert records.metric_key("a@b(c)") == "a_b_c_"
+    assert len(records.metric_key("x" * 300)) == 250
