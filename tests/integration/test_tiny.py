@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "engines"))  # protocol_servers.py
 
@@ -24,13 +25,17 @@ from protocol_servers import (
     serving,
 )
 
+from dspark.config.gates import read_gates
+from dspark.config.resolve import resolve
 from dspark.corpus.prompts import read_prompts
 from dspark.decoding.drafting import TorchProposer
 from dspark.decoding.loop import decode
 from dspark.drafters.checkpoint import read_checkpoint
 from dspark.io.digest import digest_tree
+from dspark.registry.gates import judge
 from dspark.targets.loading import load_target
 from dspark.targets.record import read_record
+from dspark.workspace.rivals import champion, rival_drafter, rival_mistake
 
 if TYPE_CHECKING:
     from sandbox import Finished, Sandbox
@@ -90,6 +95,33 @@ def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
     assert [stage["status"] for stage in second.json["stages"]] == ["up to date"] * 10
     assert second.json["result"] == done.json["result"]
     assert "publish" not in second.err
+
+
+def test_a_finished_package_is_judged_and_can_be_measured_against(tiny: tuple[Sandbox, Finished]) -> None:
+    """The tiny build shows that everything works, not that it pays: form is open, the rest is judged."""
+    sandbox, done = tiny
+    workspace, digest = sandbox.workspace, done.json["result"]["package_digest"]
+    profile = resolve(sandbox.root, build="tiny").chosen.profiles[0]
+    report = judge(sandbox.root / PACKAGE, read_gates(sandbox.root), champion=None, profiles=[profile])
+    rows = {row.gate: row for row in report.rows}
+    assert (report.package_digest, rows["package"].verdict, rows["lossless"].verdict) == (digest, "pass", "pass")
+    assert rows["tau math (new), temperature 0"].champion == 1.0
+    assert rows["calibration, temperature 1"].candidate is not None
+    assert {"certificate, reference-smoke", "agreement, reference-smoke"} <= rows.keys()
+
+    shutil.copytree(sandbox.root / PACKAGE, workspace.package(digest))
+    record = read_record(sandbox.root / "targets/tiny.json")
+    assert rival_mistake(workspace, digest, record) is None
+    target = load_target(record, sandbox.root, dtype="float32")
+    rival = rival_drafter(workspace, digest, record)
+    exported = read_checkpoint(
+        sandbox.root / "builds/tiny/export/drafter", target.embedding, target.head, record=record
+    )
+    mine, theirs = rival.load(target).state_dict(), exported.float().state_dict()
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert (rival.build, rival.training_domains, rival.gamma) == ("tiny", ("math", "code", "chat"), 4)
+    turns = champion(workspace, digest, record, profile)
+    assert turns.load(target).gamma == 4 and turns.scheduler is not None and turns.scheduler.gamma == 4
 
 
 # Runs a script where what it must not need cannot be imported.
