@@ -35,7 +35,8 @@ class GateRow(_Model):
     )
     difference: Number = None  # relative, candidate / champion - 1
     verdict: Verdict
-    prompts_needed: int | None = Field(default=None, gt=0)  # that would decide what is undecided, if any number would
+    # That would decide what is undecided, if any number would; of throughput: timed requests.
+    prompts_needed: int | None = Field(default=None, gt=0)
     reason: str = Field(min_length=1)  # what was asked, and why it was not given where it was not
 
     @property

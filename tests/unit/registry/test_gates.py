@@ -258,6 +258,12 @@ def test_small_losses_do_not_add_up_past_the_pinned_baseline(package: Path, poli
     assert refused(report) == {f"baseline tau {domain}, temperature 0": "worse" for domain in ("chat", "code", "math")}
     assert judged(package, policy, baseline=None).passed
 
+    def within(gate: str) -> bool:
+        wide = getattr(policy, gate).model_copy(update={"number": 0.11})
+        return judged(package, policy.model_copy(update={gate: wide}), baseline=BASELINE).passed
+
+    assert within("baseline") and not within("tau"), "a baseline has a margin of its own"
+
 
 def test_a_pin_of_the_policy_counts_even_if_the_caller_forgets_it(compared: Path, policy: GatePolicy):
     pinned = policy.model_copy(update={"baselines": {"demo": "e" * 64}})
