@@ -1,13 +1,14 @@
 """Which version of a registered model an address means, and where its artifacts lie.
 
 A server is asked by its REST API, without mlflow. A database (`sqlite:///...`, `postgresql://...`) is read with mlflow,
-which `dspark[pipeline]` installs.
+which `dspark[pipeline]` installs. Who holds a stage follows from its history (`dspark.registry.chain`), not from the
+alias, which an interrupted promotion or a hand may have left elsewhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from dspark.errors import PreflightError, ServiceError, SettingsError
+from dspark.registry.chain import STAGES, chain_of, read_link, stage_model
 from dspark.registry.receipts import sqlite_file
 from dspark.registry.server import AbsentError, TrackingServer
 
@@ -87,7 +89,49 @@ def is_server(tracking_uri: str) -> bool:
     return tracking_uri.startswith(("http://", "https://"))
 
 
+def _promoted(stage: str, versions: Iterable[tuple[int, Mapping[str, str]]]) -> str | None:
+    """The version of the build's model that holds a stage; None: nothing was promoted.
+
+    Args:
+        stage: the model of its history.
+        versions: number and tags of all of that model's versions.
+    Raises:
+        IntegrityError: tags of a promotion were changed by hand.
+    """
+    links = (read_link(stage, number, tags) for number, tags in versions)
+    head = chain_of(stage, [link for link in links if link is not None]).head
+    return None if head is None else str(head.source_version)
+
+
+def _stage_of(name: str, alias: str | None) -> str | None:
+    """The model that holds the history of an alias, if it is a stage's."""
+    build = name.removeprefix("dspark-")
+    stage = next((stage for stage in STAGES if stage == alias), None)
+    return stage_model(build, stage) if stage is not None and build != name else None
+
+
+def _listed(server: TrackingServer, model: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Number and tags of all versions of a model that a server knows."""
+    query = {"filter": f"name = '{model}'", "max_results": "200", "order_by": "version_number ASC"}
+    while True:
+        answer = server.ask(f"{_VERSIONS}/search", query)
+        for found in answer.get("model_versions", []):
+            yield int(found["version"]), _tags(found)
+        if not answer.get("next_page_token"):
+            return
+        query["page_token"] = answer["next_page_token"]
+
+
+def _tags(found: Mapping[str, Any]) -> dict[str, str]:
+    return {str(tag["key"]): str(tag.get("value", "")) for tag in found.get("tags", [])}
+
+
 def _asked(server: TrackingServer, name: str, alias: str | None, number: str | None) -> Version:
+    if stage := _stage_of(name, alias):
+        try:
+            number = _promoted(stage, _listed(server, stage))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise server.failure(f"it does not say what the versions of {stage} are") from None
     if number is None:
         answer = server.ask(f"{_MODELS}/alias", {"name": name, "alias": alias or ""})
     else:
@@ -95,7 +139,7 @@ def _asked(server: TrackingServer, name: str, alias: str | None, number: str | N
     try:
         found = answer["model_version"]
         number = str(found["version"])
-        tags = {str(tag["key"]): str(tag.get("value", "")) for tag in found.get("tags", [])}
+        tags = _tags(found)
         place = server.ask(f"{_VERSIONS}/get-download-uri", {"name": name, "version": number})["artifact_uri"]
     except (KeyError, TypeError, AttributeError):
         raise server.failure(f"it does not say what version {number} of {name} is") from None
@@ -104,11 +148,14 @@ def _asked(server: TrackingServer, name: str, alias: str | None, number: str | N
 
 def _read(tracking_uri: str, name: str, alias: str | None, number: str | None) -> Version:
     _require_database(tracking_uri)
+    from dspark.registry.stages import versions
     from dspark.registry.tracking import opened
 
     with opened(tracking_uri) as registry:
         absent = registry.mlflow.exceptions.MlflowException
         try:
+            if stage := _stage_of(name, alias):
+                number = _promoted(stage, ((int(one.version), one.tags) for one in versions(registry, stage)))
             if number is None:
                 found: Any = registry.client.get_model_version_by_alias(name, alias or "")
             else:

@@ -70,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def _registry(self, path: str, query: dict[str, str]) -> None:
+        if path == "model-versions/search":
+            return self.answer(200, {"model_versions": self._listed(query["filter"].split("'")[1])})
         name, number = query.get("name", ""), query.get("version")
         if path == "registered-models/alias":
             number = self.server.aliases.get((name, query["alias"]))
@@ -82,8 +84,18 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": said})
         if path == "model-versions/get-download-uri":
             return self.answer(200, {"artifact_uri": found["uri"]})
-        tags = [{"key": key, "value": value} for key, value in found["tags"].items()]
-        return self.answer(200, {"model_version": {"name": name, "version": number, "tags": tags}})
+        return self.answer(200, {"model_version": self._version(name, number)})
+
+    def _listed(self, name: str) -> list[dict]:
+        return [self._version(name, number) for number in self.server.versions.get(name, {})]
+
+    def _version(self, name: str, number: str) -> dict:
+        tags = self.server.versions[name][number]["tags"]
+        return {
+            "name": name,
+            "version": number,
+            "tags": [{"key": key, "value": value} for key, value in tags.items()],
+        }
 
     def _artifact(self, path: Path) -> None:
         if not path.is_file():

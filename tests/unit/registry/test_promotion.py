@@ -16,6 +16,7 @@ from dspark.package.verify import read_manifest
 from dspark.registry.catalogue import find_build, holders
 from dspark.registry.connection import connected
 from dspark.registry.gate_report import GateReport, GateRow
+from dspark.registry.lookup import find_version
 from dspark.registry.promotion import Author, gates_of, promote, rollback
 from dspark.registry.receipts import default_uri
 from dspark.registry.stages import read_chain, settled
@@ -355,6 +356,7 @@ def test_aliases_that_a_hand_moved_are_set_right(registry, workspace):
     push(registry, workspace, 2)
     registry.client.set_registered_model_alias("dspark-demo", "production", "3")
     registry.client.set_registered_model_alias(MODEL, "production", "1")
+    assert find_version("models:/dspark-demo@production", registry.uri).number == "2"  # for `package pull`
     assert len(holders(registry, "demo").mended) == 2 and aliases(registry) == (2, 2)
     assert holders(registry, "demo").mended == ()
 
