@@ -10,7 +10,6 @@ import click
 from dspark.cli.options import (
     as_json,
     print_json,
-    print_table,
     request_of,
     tracking_address,
     which_build,
@@ -100,10 +99,9 @@ def retrain(
 
 def _show_gates(retrained: Retrained) -> None:
     """Candidate beside champion, domain by domain, and what else a promotion would look at."""
-    from dspark.report.gates import HEADER, gate_cells, gate_conclusion
+    from dspark.cli.promote import show_gates
 
     if retrained.gates is None:
         click.echo(f"measured against package {retrained.champion}; there is no pipeline/gates.yaml to judge it by")
         return
-    print_table(gate_cells(retrained.gates), HEADER)
-    click.echo(gate_conclusion(retrained.gates))
+    show_gates(retrained.gates)
