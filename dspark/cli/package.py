@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from dspark.cli.options import as_json, print_json, print_table, size, workspace_of
+from dspark.cli.package_materialise import materialise
 from dspark.cli.package_pull import pull
 from dspark.cli.package_sign import keygen, sign
 from dspark.cli.root import Subverbs
@@ -18,7 +19,7 @@ def package() -> None:
     """Fetch, verify and show packages; needs neither a workspace nor the pipeline."""
 
 
-for verb in (pull, keygen, sign):
+for verb in (pull, materialise, keygen, sign):
     package.add_command(verb)
 
 
@@ -98,6 +99,8 @@ def verify(
     if fresh:
         where = fresh.get("server", "this machine")
         click.echo(f"certified for {fresh['against']} on {where} until {fresh['holds_until']}")
+    for name in report.absent:
+        click.echo(f"left out: {name}, made from the target by: dspark package materialise {folder}")
     click.echo(report.note)
 
 

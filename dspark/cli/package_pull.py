@@ -58,7 +58,10 @@ def pull(
             }
         )
         return
-    total = size(sum(entry.bytes for entry in manifest.files))
-    click.echo(f"{folder}: {manifest.name}, {len(manifest.files)} files, {total}, verified")
+    absent = [entry.path for entry in manifest.files if not (folder / entry.path).exists()]
+    total = size(sum(entry.bytes for entry in manifest.files if entry.path not in absent))
+    click.echo(f"{folder}: {manifest.name}, {len(manifest.files) - len(absent)} files, {total}, verified")
     print_table([("package digest", manifest.digests.package_digest), ("self digest", manifest.digests.self_digest)])
     print_table([(f"launch {name}", command) for name, command in commands.items()])
+    for name in absent:
+        click.echo(f"left out: {name}, made from the target by: dspark package materialise {folder}")

@@ -337,6 +337,9 @@ class ExportSettings(Settings):
     deepspec: bool = False  # also the dialect of DeepSpec's evaluator; it is no part of the package
     onnx: bool = True
     onnx_opset: int = Field(default=20, ge=18, le=20)
+    # The target's embedding and head in float32, which whoever has the target can make (`package materialise`):
+    # `auto` leaves them out of the package where they are larger than half a gibibyte.
+    onnx_target_ends: Literal["auto", "include", "leave_out"] = "auto"
     gguf: bool = True  # where the target's family and tokenizer can be written
     tensorrt: bool = True  # the recipe of a plan, for which `onnx` must be on
     # Smallest, tuned and largest size of a plan's axes.

@@ -47,6 +47,20 @@ class WeightsSpec(Part):
     sha256: Digest
 
 
+class EndsPiece(Part):
+    """A matrix of the target in the file of its ends: float32, row by row, at an offset; between pieces are zeros."""
+
+    tensor: Literal["embedding", "head"]  # of the head the rows of `draft_token_ids`, where there are some
+    transposed: bool
+    offset: int = Field(ge=0)
+
+
+class EndsSpec(WeightsSpec):
+    """The file of the target's ends, and what it is put together from: whoever has the target can make it."""
+
+    pieces: tuple[EndsPiece, ...] = ()  # by offset; none: written before this was noted
+
+
 class OnnxIO(Part):
     """Everything that a runtime must know to use the graphs.
 
@@ -67,7 +81,7 @@ class OnnxIO(Part):
     stateless: GraphSpec
     cached: GraphSpec
     weights: WeightsSpec
-    ends: WeightsSpec
+    ends: EndsSpec
     taps: tuple[int, ...]
     tap_convention: Literal["output of layer k, counted from 0"] = "output of layer k, counted from 0"
     hidden_size: int = Field(gt=0)
@@ -93,6 +107,8 @@ class OnnxIO(Part):
             ids = self.draft_token_ids
             if len(ids) != self.draft_vocab_size or len(set(ids)) != len(ids) or max(ids) >= self.vocab_size:
                 raise ValueError("draft_token_ids are not draft_vocab_size different tokens")
+        if [piece.offset for piece in self.ends.pieces] != sorted({piece.offset for piece in self.ends.pieces}):
+            raise ValueError("the pieces of the target's ends are not ascending")
         if list(self.taps) != sorted(set(self.taps)):
             raise ValueError("taps are not ascending layer numbers")
         return self

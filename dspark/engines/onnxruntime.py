@@ -39,12 +39,17 @@ class OnnxProposer:
         threads: intra-op threads of the session; None: as many as torch has.
         providers: execution providers in order of preference; all of them must be had.
     Raises:
-        PreflightError: ONNX Runtime or a provider is missing.
+        PreflightError: ONNX Runtime, a provider, or the file that is made from the target is missing.
         IntegrityError: the graph or its weights do not load.
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None, providers: Sequence[str] = CPU) -> None:
         self.io = read_model(folder / IO_FILE, OnnxIO, hint="make it again with `dspark run`")
+        if not (folder / self.io.ends.file).exists():
+            raise PreflightError(
+                f"{folder}: without {self.io.ends.file}, the target's embedding and head, nothing can be drafted",
+                "dspark package materialise PACKAGE --target DIR makes it from the target",
+            )
         self._session = open_session(
             folder / self.io.cached.file, threads=threads or torch.get_num_threads(), providers=providers
         )

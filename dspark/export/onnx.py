@@ -11,7 +11,18 @@ from torch import Tensor
 
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.engines.onnx_io import CACHED, ENDS, IO_FILE, STATELESS, WEIGHTS, GraphSpec, OnnxIO, TensorSpec
+from dspark.engines.onnx_io import (
+    CACHED,
+    ENDS,
+    IO_FILE,
+    STATELESS,
+    WEIGHTS,
+    EndsPiece,
+    EndsSpec,
+    GraphSpec,
+    OnnxIO,
+    TensorSpec,
+)
 from dspark.export.graphs import CachedBlock, StatelessBlock
 from dspark.export.onnx_files import describe_weights, digests_of, floats, integers, move_weights, trace, write_graph
 from dspark.io.jsonfile import write_model
@@ -43,8 +54,8 @@ def export_onnx(
     if stateless:
         models[STATELESS] = trace(StatelessBlock(exact), _stateless_example(config), specs[0], opset)
     models[CACHED] = trace(CachedBlock(exact), _cached_example(config), specs[1], opset)
-    theirs = digests_of(exact.embedding, exact.head)
-    move_weights(list(models.values()), out / ENDS, theirs.__contains__)
+    theirs = digests_of(embedding=exact.embedding, head=exact.head)
+    places = move_weights(list(models.values()), out / ENDS, theirs.__contains__)
     move_weights(list(models.values()), out / WEIGHTS, lambda digest: digest not in theirs)
     for name, model in models.items():
         write_graph(model, out / name, opset)
@@ -54,7 +65,7 @@ def export_onnx(
         stateless=specs[0],
         cached=specs[1],
         weights=describe_weights(out / WEIGHTS),
-        ends=describe_weights(out / ENDS),
+        ends=_describe_ends(out / ENDS, places, theirs),
         taps=config.taps,
         hidden_size=config.hidden_size,
         mask_token_id=config.mask_token_id,
@@ -70,6 +81,15 @@ def export_onnx(
     )
     write_model(out / IO_FILE, description)
     return description
+
+
+def _describe_ends(path: Path, places: dict[str, int], theirs: dict[str, tuple[str, bool]]) -> EndsSpec:
+    """The file of the target's ends, and how it is put together from the target."""
+    pieces = [
+        EndsPiece.model_validate({"tensor": theirs[digest][0], "transposed": theirs[digest][1], "offset": offset})
+        for digest, offset in sorted(places.items(), key=lambda item: item[1])
+    ]
+    return EndsSpec(**describe_weights(path).model_dump(), pieces=tuple(pieces))
 
 
 # ---------------------------------------------------------------- inputs and outputs

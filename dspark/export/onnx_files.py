@@ -90,17 +90,23 @@ def describe_weights(path: Path) -> WeightsSpec:
     return WeightsSpec(file=path.name, bytes=path.stat().st_size, sha256=digest_file(path))
 
 
-def digests_of(*matrices: Tensor) -> set[str]:
-    """Of the matrices' bytes, as they are and transposed: the exporter may have turned them round."""
-    sides = (side for matrix in matrices for side in (matrix, matrix.T))
-    return {hashlib.sha256(side.contiguous().numpy().data).hexdigest() for side in sides}
+def digests_of(**matrices: Tensor) -> dict[str, tuple[str, bool]]:
+    """(name, transposed?) by the digest of the matrices' bytes: the exporter may have turned them round."""
+    found: dict[str, tuple[str, bool]] = {}
+    for name, matrix in matrices.items():
+        for transposed in (False, True):
+            side = (matrix.T if transposed else matrix).contiguous().numpy()
+            found.setdefault(hashlib.sha256(side.data).hexdigest(), (name, transposed))
+    return found
 
 
-def move_weights(models: Sequence[ir.Model], path: Path, belongs: Callable[[str], bool]) -> None:
+def move_weights(models: Sequence[ir.Model], path: Path, belongs: Callable[[str], bool]) -> dict[str, int]:
     """Write large tensors of all models into one file, equal ones once, and leave references in the models.
 
     Args:
         belongs: whether a tensor of that digest goes into this file.
+    Returns:
+        the offset in the file by digest.
     """
     places: dict[str, tuple[int, int]] = {}
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
@@ -123,6 +129,7 @@ def move_weights(models: Sequence[ir.Model], path: Path, belongs: Callable[[str]
                     name=value.name or "",
                     base_dir=path.parent,
                 )
+    return {digest: offset for digest, (offset, _) in places.items()}
 
 
 def _place(digest: str, data: bytes, places: dict[str, tuple[int, int]], handle: BinaryIO) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from dspark.config.models import ExportSettings
-from dspark.engines.onnx_io import IO_FILE, OnnxIO, TensorSpec
+from dspark.engines.onnx_io import ENDS, IO_FILE, OnnxIO, TensorSpec
 from dspark.engines.tensorrt_build import RECIPE, Plan, Recipe, TimingCache, make_recipe
 from dspark.errors import IntegrityError, PreflightError, SettingsError, StageError
 from dspark.io.atomic import replace_tree, write_bytes
@@ -131,6 +131,7 @@ def read_recipe(package: Path) -> Recipe:
     Raises:
         SettingsError: the package holds none.
         IntegrityError: other files.
+        PreflightError: one is to be made from the target first.
     """
     path = package / "engines" / "tensorrt" / RECIPE
     if not path.is_file():
@@ -140,6 +141,10 @@ def read_recipe(package: Path) -> Recipe:
     recipe = read_model(path, Recipe, IntegrityError, "fetch the package again")
     for file, digest in recipe.files.items():
         path = package / "engines" / "onnxruntime" / file
+        if file == ENDS and not path.exists():
+            raise PreflightError(
+                f"{package} leaves the target's embedding and head out", f"dspark package materialise {package}"
+            )
         if not path.is_file() or digest_file(path) != digest:
             raise IntegrityError(f"{path} is not the file that the recipe was made for", "fetch the package again")
     return recipe

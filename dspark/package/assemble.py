@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from dspark.calibration.results import read_report
 from dspark.drafters.description import read_description
 from dspark.engines import ENGINES, EngineInputs, engine_files
+from dspark.engines.onnx_io import OnnxIO
 from dspark.errors import DataError, IntegrityError, SettingsError, StageError
 from dspark.evaluation.entry import CertificateEntry
 from dspark.evaluation.results import EvaluationMetrics
@@ -31,8 +32,10 @@ from dspark.package.layout import (
     DRAFTER_WEIGHTS,
     LINEAGE,
     MANIFEST,
+    ONNX_IO,
     PROFILE,
     SCHEDULER,
+    TARGET_ENDS,
     path_mistake,
     place_of,
 )
@@ -45,6 +48,7 @@ from dspark.scheduling.config import CostModel, SchedulerConfig, write_scheduler
 
 Card = Callable[[Path, Description], str]
 
+LARGE_BYTES = 2**29  # of a target's embedding and head: larger ones are left out, unless the build says otherwise
 _EXPORTED = ("llamacpp", "onnxruntime", "tensorrt")  # engines whose own form of the drafter the export writes
 # Every engine that packages are made for (package.md); each has files, or the certificate says why not.
 _ENGINES = ("llamacpp", "onnxruntime", "sglang", "tensorrt", "tensorrt_llm", "vllm")
@@ -80,24 +84,45 @@ def assemble(sources: Sources, out: Path, *, card: Card, work: Path | None = Non
 
 def _stage(sources: Sources, staged: Path, card: Card) -> Manifest:
     """Write every file of the package into an empty folder."""
-    _copy_drafter(sources, staged)
+    ends = _left_out(sources)
+    _copy_drafter(sources, staged, without=ends)
     scheduler = _write_scheduler(sources, staged)
     engines = _write_engines(sources, scheduler, staged)
-    description = describe(sources, staged, _entries(staged))
+    description = describe(sources, staged, [*_entries(staged), *ends])
     _write_evidence(sources, description, engines, staged)
     write_text(staged / CARD, card(staged, description))
-    manifest = compose(description, _entries(staged))
+    manifest = compose(description, [*_entries(staged), *ends])
     write_bytes(staged / MANIFEST, manifest_bytes(manifest))
     return manifest
 
 
-def _copy_drafter(sources: Sources, staged: Path) -> None:
+def _left_out(sources: Sources) -> tuple[FileEntry, ...]:
+    """The file of the target's embedding and head, if the package is to be without it.
+
+    Raises:
+        StageError: it is not the file that `io.json` describes.
+    """
+    setting, folder = sources.build.export.onnx_target_ends, sources.export / "onnxruntime"
+    if setting == "include" or not folder.is_dir():
+        return ()
+    ends = read_model(folder / Path(ONNX_IO).name, OnnxIO, hint=AGAIN).ends
+    if not ends.pieces or (setting == "auto" and ends.bytes <= LARGE_BYTES):
+        return ()
+    if digest_file(folder / ends.file) != ends.sha256:
+        raise StageError(f"{folder / ends.file} is not the file that io.json describes", AGAIN)
+    values = {"path": TARGET_ENDS, "bytes": ends.bytes, "sha256": ends.sha256, "class": "model", "made_from": "target"}
+    return (FileEntry.model_validate(values),)
+
+
+def _copy_drafter(sources: Sources, staged: Path, *, without: tuple[FileEntry, ...]) -> None:
     for name in (DRAFTER_CONFIG, DRAFTER_WEIGHTS):
         _copy(sources.export / name, staged / name)
     for engine in _EXPORTED:
         folder = sources.export / engine
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            _copy(path, staged / "engines" / engine / path.name)
+            name = f"engines/{engine}/{path.name}"
+            if name not in {entry.path for entry in without}:
+                _copy(path, staged / name)
 
 
 def _write_scheduler(sources: Sources, staged: Path) -> SchedulerConfig:

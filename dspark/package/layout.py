@@ -25,6 +25,8 @@ CALIBRATION = "scheduler/calibration.json"
 DRAFTER_CONFIG = "drafter/config.json"
 DRAFTER_WEIGHTS = "drafter/model.safetensors"
 LINEAGE = "evidence/lineage.json"
+ONNX_IO = "engines/onnxruntime/io.json"
+TARGET_ENDS = "engines/onnxruntime/target_ends.onnx.data"
 
 # Portable on every file system that serves models: ASCII, no leading dot or dash, no trailing dot.
 _SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._@+=,-]{0,126}[A-Za-z0-9_@+=-])?")

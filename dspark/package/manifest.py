@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from dspark.config.models import Digest, DType, MarkovType, Name
 from dspark.io.digest import digest_json, digest_listing
 from dspark.io.jsonfile import canonical_json, model_json
-from dspark.package.layout import FileClass, collision, path_mistake, place_of
+from dspark.package.layout import TARGET_ENDS, FileClass, collision, path_mistake, place_of
 
 SCHEMA: Literal["dspark/package/1"] = "dspark/package/1"
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -102,6 +102,8 @@ class FileEntry(Part):
     bytes: int = Field(ge=0)
     sha256: Digest
     class_: FileClass = Field(alias="class")
+    # The package may be without it: `package materialise` makes it, to the byte, from the target (io.json says how).
+    made_from: Literal["target"] | None = None
 
     @model_validator(mode="after")
     def _stands_in_the_layout(self) -> FileEntry:
@@ -111,6 +113,8 @@ class FileEntry(Part):
         place = place_of(self.path)
         if place is None or place.file_class != self.class_:
             raise ValueError(f"{self.path!r} is not of class {self.class_!r}")
+        if self.made_from is not None and self.path != TARGET_ENDS:
+            raise ValueError(f"{self.path!r} cannot be made from the target")
         return self
 
 

@@ -23,6 +23,7 @@ class TensorHeader:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0  # of its bytes in the file
 
     @property
     def elements(self) -> int:
@@ -50,7 +51,7 @@ def read_header(handle: BinaryIO, size: int) -> dict[str, TensorHeader]:
     tensors: dict[str, TensorHeader] = {}
     ranges: list[tuple[int, int]] = []
     for name, entry in header.items():
-        tensors[name], span = _tensor(name, entry)
+        tensors[name], span = _tensor(name, entry, 8 + length)
         ranges.append(span)
     position = 0
     for start, end in sorted(ranges):
@@ -62,7 +63,7 @@ def read_header(handle: BinaryIO, size: int) -> dict[str, TensorHeader]:
     return tensors
 
 
-def _tensor(name: str, entry: Any) -> tuple[TensorHeader, tuple[int, int]]:
+def _tensor(name: str, entry: Any, data: int) -> tuple[TensorHeader, tuple[int, int]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name!r} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -70,8 +71,8 @@ def _tensor(name: str, entry: Any) -> tuple[TensorHeader, tuple[int, int]]:
         raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor {name!r} has a shape or byte range that is no list of natural numbers")
-    tensor = TensorHeader(name, dtype, tuple(shape))
     start, end = offsets
+    tensor = TensorHeader(name, dtype, tuple(shape), data + start)
     if end - start != tensor.elements * _BITS[dtype] // 8:
         raise ValueError(f"tensor {name!r} does not fill its byte range")
     return tensor, (start, end)

@@ -42,8 +42,9 @@ class VerifyReport(BaseModel):
     package_digest: str
     evidence_digest: str
     self_digest: str
-    files: int
-    bytes: int
+    files: int  # that are there
+    bytes: int  # of those
+    absent: tuple[str, ...] = ()  # that the package may be without until they are made from the target
     authenticated: Literal["nothing", "deployable files", "everything"]  # by the digest or the key that was given
     signature: Literal["none", "not checked", "valid"]
 
@@ -75,11 +76,12 @@ def verify(folder: Path, *, digest: str | None = None, key: Path | None = None) 
     """
     manifest = read_manifest(folder)
     authenticated = compare_digest(manifest, digest, folder)
-    signed = _check_tree(folder, manifest)
+    signed, absent = _check_tree(folder, manifest)
     if key is not None:
         require_signature(folder, key)
     contents: dict[str, Content] = {}
-    for entry in manifest.files:
+    present = [entry for entry in manifest.files if entry.path not in absent]
+    for entry in present:
         with _explained(folder / entry.path), open_below(folder, entry.path) as handle:
             contents[entry.path] = _read_entry(handle, entry)
     with _explained(folder):
@@ -91,8 +93,9 @@ def verify(folder: Path, *, digest: str | None = None, key: Path | None = None) 
         package_digest=manifest.digests.package_digest,
         evidence_digest=manifest.digests.evidence_digest,
         self_digest=manifest.digests.self_digest,
-        files=len(manifest.files),
-        bytes=sum(entry.bytes for entry in manifest.files),
+        files=len(present),
+        bytes=sum(entry.bytes for entry in present),
+        absent=absent,
         authenticated=authenticated if key is None else "everything",
         signature="valid" if key is not None else "not checked" if signed else "none",
     )
@@ -135,13 +138,18 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
     return manifest
 
 
-def _check_tree(folder: Path, manifest: Manifest) -> bool:
-    """Demand exactly the files of the manifest, each once; True if there is a signature beside them."""
+def _check_tree(folder: Path, manifest: Manifest) -> tuple[bool, tuple[str, ...]]:
+    """Demand exactly the files of the manifest, each once.
+
+    Returns:
+        whether there is a signature beside them, and which files are not there and need not be.
+    """
     listed = {entry.path for entry in manifest.files}
+    makeable = {entry.path for entry in manifest.files if entry.made_from is not None}
     with _explained(folder):
         links = dict(_walk(folder, "", _folders(listed)))
     present = links.keys() - {MANIFEST, SIGNATURE}
-    if missing := sorted(listed - present):
+    if missing := sorted(listed - present - makeable):
         raise IntegrityError(f"{folder}: missing: {_some(missing)}", _HINT)
     if extra := sorted(present - listed):
         raise IntegrityError(f"{folder}: not in the manifest: {_some(extra)}", _HINT)
@@ -152,7 +160,7 @@ def _check_tree(folder: Path, manifest: Manifest) -> bool:
         )
     if SIGNATURE in links and (folder / SIGNATURE).lstat().st_size != SIGNATURE_BYTES:
         raise IntegrityError(f"{folder / SIGNATURE}: is no ed25519 signature, which has {SIGNATURE_BYTES} bytes", _HINT)
-    return SIGNATURE in links
+    return SIGNATURE in links, tuple(sorted(makeable - present))
 
 
 def _walk(folder: Path, below: str, folders: frozenset[str]) -> Iterator[tuple[str, int]]:

@@ -97,7 +97,7 @@ def require_space(part: Path, manifest: Manifest) -> None:
     Raises:
         PreflightError: names what is needed and what is there.
     """
-    missing = sum(entry.bytes for entry in manifest.files if not (part / entry.path).is_file())
+    missing = sum(entry.bytes for entry in manifest.files if not entry.made_from and not (part / entry.path).is_file())
     free = shutil.disk_usage(part).free
     if missing + _SPARE_BYTES > free:
         raise PreflightError(

@@ -76,7 +76,8 @@ def pull(
         progress.start("pull", len(manifest.files), unit="files")
         here = FolderArtifacts(folder)
         for entry in manifest.files:
-            _ensure(entry, part, here, artifacts, progress)
+            # What is made from the target is no part of what was registered; it is kept where it was made already.
+            _ensure(entry, part, here, None if entry.made_from else artifacts, progress)
             progress.advance()
         if signature is not None:
             write_bytes(part / SIGNATURE, signature)
@@ -155,7 +156,7 @@ def _read(artifacts: Artifacts, name: str, limit: int) -> bytes | None:
     return b"".join(pieces)
 
 
-def _ensure(entry: FileEntry, part: Path, here: Artifacts, artifacts: Artifacts, progress: Progress) -> None:
+def _ensure(entry: FileEntry, part: Path, here: Artifacts, artifacts: Artifacts | None, progress: Progress) -> None:
     """Have one file in `part`, with the bytes that the manifest names: from there, from the old package, or fetched."""
     path = part / entry.path
     if path.is_file():
@@ -165,6 +166,8 @@ def _ensure(entry: FileEntry, part: Path, here: Artifacts, artifacts: Artifacts,
     try:
         _copy(here, entry.path, entry, path, progress)
     except (FileNotFoundError, IntegrityError, ServiceError):
+        if artifacts is None:
+            return
         try:
             _copy(artifacts, f"{PACKAGE}/{entry.path}", entry, path, progress)
         except FileNotFoundError:

@@ -32,6 +32,7 @@ from dspark.export.runtimes import draft_cached, draft_stateless
 from dspark.features.store import FeatureSequence
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import read_model, write_model
+from dspark.package.materialise import write_ends
 
 GRAPHS = (STATELESS, CACHED)
 
@@ -146,6 +147,16 @@ def test_what_is_the_targets_lies_in_a_file_of_its_own(trained: Any, exported: P
         sides = [side.float().contiguous().numpy().tobytes() for side in (matrix, matrix.T)]
         assert any(side in data for side in sides)
         assert not any(side in (exported / WEIGHTS).read_bytes() for side in sides)
+
+
+def test_whoever_has_the_target_makes_that_file_again_to_the_byte(trained: Any, exported: Path, tmp_path: Path):
+    """From bfloat16 files as a target is published, by what `io.json` says, without torch and without the drafter."""
+    tensors = {"model.embed_tokens.weight": trained.embedding, "lm_head.weight": trained.head}
+    save_file(tensors, tmp_path / "model.safetensors")
+    io = read_model(exported / IO_FILE, OnnxIO)
+    assert sorted(piece.tensor for piece in io.ends.pieces) == ["embedding", "head"]
+    assert write_ends(tmp_path / "made", io, tmp_path, "bfloat16") == io.ends.sha256
+    assert (tmp_path / "made").read_bytes() == (exported / ENDS).read_bytes()
 
 
 def test_the_head_holds_only_the_rows_of_the_draft_vocabulary(trained: Any, exported: Path):

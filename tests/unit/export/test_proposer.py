@@ -14,7 +14,7 @@ import torch
 
 from dspark.decoding.drafting import TorchProposer
 from dspark.decoding.draws import CounterDraws
-from dspark.engines.onnx_io import CACHED, IO_FILE, WEIGHTS
+from dspark.engines.onnx_io import CACHED, ENDS, IO_FILE, WEIGHTS
 from dspark.engines.onnxruntime import OnnxProposer, check_providers, open_session
 from dspark.errors import DataError, IntegrityError, PreflightError, SettingsError
 
@@ -170,6 +170,14 @@ def test_without_onnx_runtime_the_error_says_what_to_install(exported: Path, mon
     with pytest.raises(PreflightError, match="not installed") as caught:
         OnnxProposer(exported, threads=1)
     assert "dspark[cpu]" in caught.value.hint
+
+
+def test_a_package_that_leaves_the_targets_ends_out_says_what_makes_them(exported: Path, tmp_path: Path):
+    shutil.copytree(exported, tmp_path / "onnx")
+    (tmp_path / "onnx" / ENDS).unlink()
+    with pytest.raises(PreflightError, match="embedding and head") as caught:
+        OnnxProposer(tmp_path / "onnx", threads=1)
+    assert "dspark package materialise" in caught.value.hint
 
 
 def test_damaged_files_are_errors_of_integrity(exported: Path, tmp_path: Path):

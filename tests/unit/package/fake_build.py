@@ -17,7 +17,7 @@ from dspark.corpus.responses import ResponsesSummary, SplitCounts
 from dspark.corpus.summary import PromptsSummary, SplitCount
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.description import describe
-from dspark.engines.onnx_io import GraphSpec, OnnxIO, TensorSpec, WeightsSpec
+from dspark.engines.onnx_io import EndsSpec, GraphSpec, OnnxIO, TensorSpec, WeightsSpec
 from dspark.evaluation import results
 from dspark.evaluation.entry import (
     AgainstChampion,
@@ -437,7 +437,7 @@ def _export(folder: Path, target: TargetRecord, config: DrafterConfig) -> None:
             stateless=GraphSpec(file="draft_block.onnx", inputs=(spec,), outputs=(spec,)),
             cached=GraphSpec(file="draft_block_cached.onnx", inputs=(spec,), outputs=(spec,)),
             weights=WeightsSpec(file=data.name, bytes=64, sha256=digest_file(data)),
-            ends=WeightsSpec(file=ends.name, bytes=32, sha256=digest_file(ends)),
+            ends=EndsSpec(file=ends.name, bytes=32, sha256=digest_file(ends)),
             taps=TAPS,
             hidden_size=HIDDEN,
             mask_token_id=VOCABULARY - 1,

@@ -105,6 +105,12 @@ MUTANTS = {
         "if False:",
         lambda folder, tmp, reseal: (reclass(folder), reseal(folder)),
     ),
+    "any file may be left out": (
+        "manifest",
+        "if self.made_from is not None and self.path != TARGET_ENDS:",
+        "if False:",
+        lambda folder, tmp, reseal: without(folder, "evidence/train/curves.csv", reseal),
+    ),
     "unknown JSON accepted": (
         "contents",
         'raise ValueError("is a JSON file whose schema this version of dspark does not know")',
@@ -236,6 +242,17 @@ def reclass(folder):
         next(item for item in value["files"] if item["path"] == "engines/vllm/launch.sh")["class"] = "evidence"
 
     rewrite_manifest(folder, change)
+
+
+def without(folder, name, reseal):
+    """Say that a file is made from the target, and remove it."""
+
+    def change(value):
+        next(item for item in value["files"] if item["path"] == name)["made_from"] = "target"
+
+    rewrite_manifest(folder, change)
+    reseal(folder)
+    (folder / name).unlink()
 
 
 def add(folder, name, data, reseal):

@@ -81,8 +81,8 @@ def bait_inside(folder: Path, mark: Path) -> None:
     reseal(folder)
 
 
-def trapped(folder: Path, *arguments: str, cwd: Path | None = None, python: str = "") -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{python}", "PYTHONDONTWRITEBYTECODE": "1"}
+def trapped(folder: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(TRAP), str(folder), *arguments]
     return subprocess.run(command, cwd=cwd or folder, env=environment, capture_output=True, text=True)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dspark.cli.boundary import run_command
 from dspark.errors import IntegrityError, Interrupted, PreflightError, ServiceError, SettingsError
 from dspark.io.progress import Progress
 from dspark.package.signature import sign, write_keys
@@ -323,6 +324,23 @@ def test_a_disk_that_fills_meanwhile_is_no_fault_of_the_server(server, tmp_path,
     assert "certificate.json" in server.fetched() and "README.md" not in server.fetched()
 
 
+def test_what_a_package_leaves_out_is_neither_asked_for_nor_lost(server, stored, pristine, tmp_path):
+    """The file that is made from the target: not fetched, and kept in the place where it was made already."""
+    name = "engines/onnxruntime/target_ends.onnx.data"
+    made = stored / name
+    value = json.loads((stored / "manifest.json").read_bytes())
+    next(entry for entry in value["files"] if entry["path"] == name)["made_from"] = "target"
+    reseal(stored, server, value)
+    data = made.read_bytes()
+    made.unlink()
+    fetch(server, tmp_path / "p")
+    assert name not in server.fetched() and verify(tmp_path / "p").absent == (name,)
+    (tmp_path / "p" / name).write_bytes(data)
+    (tmp_path / "p" / "README.md").unlink()
+    fetch(server, tmp_path / "p")
+    assert verify(tmp_path / "p").absent == () and name not in server.fetched()
+
+
 # ---------------------------------------------------------------- addresses and servers
 
 
@@ -467,6 +485,29 @@ def test_what_was_published_unsigned_is_signed_in_the_registry(server, pristine,
     with pytest.raises(IntegrityError, match="has the manifest 0000"):
         register_signature(folder, ADDRESS, tracking_uri=server.address)
     assert len(server.told) == 1
+
+
+def test_the_verb_prints_how_to_launch(server, pristine, tmp_path, capsys, monkeypatch):
+    """Without a workspace; a folder whose name needs quoting."""
+    for name in ("DSPARK_TRACKING_URI", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "my drafter"
+    command = ["package", "pull", ADDRESS, str(folder), "--quiet"]
+    assert run_command(command) == 3  # no workspace, and nothing names a server
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+    assert run_command([*command, "--engine", "vllm"]) == 0
+    printed = capsys.readouterr().out
+    assert read_manifest(pristine).digests.package_digest in printed
+    assert f"bash '{folder}/engines/vllm/launch.sh'" in printed and "sglang" not in printed
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert run_command([*command, "--tracking-uri", server.address, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "dspark/pull/1" and document["launch"].keys() >= {"vllm", "sglang", "onnxruntime"}
+    assert run_command([*command, "--tracking-uri", server.address, "--engine", "llamacpp"]) == 2
+    said = capsys.readouterr().err
+    assert "holds no files for llamacpp" in said and "vllm" in said
+    assert run_command([*command, "--tracking-uri", server.address, "--digest", "0" * 64]) == 7
 
 
 def test_pulling_needs_the_light_base_alone(server, tmp_path):
