@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dspark.calibration.results import read_report
+from dspark.corpus.prompts import read_prompts
 from dspark.drafters.description import read_description
 from dspark.engines import ENGINES, EngineInputs, engine_files
 from dspark.engines.onnx_io import OnnxIO
@@ -22,7 +23,8 @@ from dspark.evaluation.results import EvaluationMetrics
 from dspark.export.report import ParityReport
 from dspark.io.atomic import atomic_path, replace_tree, write_bytes, write_text
 from dspark.io.digest import digest_file
-from dspark.io.jsonfile import read_json, read_model, validation_text, write_model
+from dspark.io.jsonfile import canonical_json, model_json, read_json, read_model, validation_text, write_model
+from dspark.io.jsonlines import write_jsonlines
 from dspark.package.certificate import Certificate, EngineFiles
 from dspark.package.layout import (
     CALIBRATION,
@@ -34,12 +36,15 @@ from dspark.package.layout import (
     MANIFEST,
     ONNX_IO,
     PROFILE,
+    RULES,
     SCHEDULER,
     TARGET_ENDS,
+    SMOKE,
     path_mistake,
     place_of,
 )
 from dspark.package.manifest import Description, FileEntry, Manifest, compose, manifest_bytes
+from dspark.package.monitoring import prometheus_rules, rules_text
 from dspark.package.sources import AGAIN, Sources, describe
 from dspark.package.speculation import speculation_profile
 from dspark.package.verify import verify
@@ -49,6 +54,7 @@ from dspark.scheduling.config import CostModel, SchedulerConfig, write_scheduler
 Card = Callable[[Path, Description], str]
 
 LARGE_BYTES = 2**29  # of a target's embedding and head: larger ones are left out, unless the build says otherwise
+SMOKE_PROMPTS = 20
 _EXPORTED = ("llamacpp", "onnxruntime", "tensorrt")  # engines whose own form of the drafter the export writes
 # Every engine that packages are made for (package.md); each has files, or the certificate says why not.
 _ENGINES = ("llamacpp", "onnxruntime", "sglang", "tensorrt", "tensorrt_llm", "vllm")
@@ -224,6 +230,21 @@ def _write_evidence(sources: Sources, description: Description, engines: tuple[E
     write_model(staged / LINEAGE, sources.lineage)
     metrics = read_model(sources.evaluate / "metrics.json", EvaluationMetrics, hint=AGAIN)
     write_model(staged / PROFILE, speculation_profile(metrics, certificate))
+    write_text(staged / RULES, rules_text(prometheus_rules(description, certificate)))
+    _write_smoke(sources, staged / SMOKE)
+
+
+def _write_smoke(sources: Sources, path: Path) -> None:
+    """Prompts of the eval split for `package smoke`, domains in turn: the first ones, which were evaluated too."""
+    from dspark.evaluation.decoding import spread_prompts
+
+    prompts = [
+        one
+        for one in read_prompts(sources.corpus / "prompts" / "eval.jsonl")
+        if "\x7f" not in canonical_json(model_json(one))  # a control character that JSON does not escape
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonlines(path, [model_json(one) for one in spread_prompts(prompts, SMOKE_PROMPTS)])
 
 
 def _copy(source: Path, destination: Path) -> None:

@@ -31,10 +31,12 @@ from dspark.package.layout import (
     DRAFTER_WEIGHTS,
     LINEAGE,
     PROFILE,
+    RULES,
     SCHEDULER,
 )
 from dspark.package.manifest import FileEntry, Manifest
 from dspark.package.paired import paired_mistakes
+from dspark.package.monitoring import prometheus_rules
 from dspark.package.speculation import SpeculationProfile, speculation_profile
 from dspark.package.tensors import DTYPES, TensorHeader
 from dspark.profiling.cost import CostReport
@@ -305,6 +307,9 @@ def _check_evidence(manifest: Manifest, contents: Mapping[str, Content]) -> None
         ),
     }
     _compare("", expected)
+    # Packages of before have none.
+    if RULES in contents and contents[RULES] != prometheus_rules(manifest.description(), certificate):
+        raise ValueError(f"{RULES} is not what follows from {CERTIFICATE}")
     if package not in _typed(contents, CARD, str):
         raise ValueError(f"{CARD} does not name the package that it describes, {package}")
     paired = _typed(contents, PAIRED, PairedReport) if PAIRED in contents else None

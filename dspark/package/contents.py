@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
+from dspark.corpus.prompts import PreparedPrompt
 from dspark.io.jsonfile import strict_loads
 from dspark.io.yamlfile import parse_yaml
 from dspark.package.gguf import GGUFHeader, read_gguf_header
-from dspark.package.layout import Kind, place_of
+from dspark.package.layout import SMOKE, Kind, place_of
 from dspark.package.tensors import TensorHeader, read_header
 
 # A validated model, the object of an engine's own JSON or YAML, a header, text; None: only the digest can tell.
@@ -107,9 +108,13 @@ def _validated(name: str, value: dict[str, Any]) -> BaseModel:
 
 
 def _json_lines(path: str, text: str) -> None:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not isinstance(strict_loads(line), dict):
+    # Not by splitlines: a prompt may hold what Unicode counts as the end of a line.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
+        row = strict_loads(line)
+        if not isinstance(row, dict):
             raise ValueError(f"line {number} is not a JSON object")
+        if path == SMOKE:
+            PreparedPrompt.model_validate(row)
 
 
 def _csv(path: str, text: str) -> None:

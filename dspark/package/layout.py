@@ -27,6 +27,8 @@ DRAFTER_WEIGHTS = "drafter/model.safetensors"
 LINEAGE = "evidence/lineage.json"
 ONNX_IO = "engines/onnxruntime/io.json"
 TARGET_ENDS = "engines/onnxruntime/target_ends.onnx.data"
+SMOKE = "evidence/smoke.jsonl"  # prompts for a server that has just been started
+RULES = "monitoring/prometheus-rules.yaml"
 
 # Portable on every file system that serves models: ASCII, no leading dot or dash, no trailing dot.
 _SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._@+=,-]{0,126}[A-Za-z0-9_@+=-])?")
@@ -61,6 +63,7 @@ _PLACES = (
     _place(r"engines/(?:sglang|vllm|tensorrt_llm|llamacpp|onnxruntime)/env", "deploy", "env"),
     _place(r"(?:certificate|speculation_profile)\.json", "evidence", "json"),
     _place(r"README\.md", "evidence", "markdown"),
+    _place(r"monitoring/prometheus-rules\.yaml", "evidence", "yaml"),
     _place(r"evidence/(?:[^/]+/)*[^/]+\.json", "evidence", "json"),
     _place(r"evidence/(?:[^/]+/)*[^/]+\.jsonl", "evidence", "jsonlines"),
     _place(r"evidence/(?:[^/]+/)*[^/]+\.csv", "evidence", "csv"),

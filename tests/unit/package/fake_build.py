@@ -35,6 +35,7 @@ from dspark.export.report import Comparison, ParityReport, Probes
 from dspark.features.store import FeatureManifest, ShardEntry
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import read_json, read_model, write_json, write_model
+from dspark.io.jsonlines import write_jsonlines
 from dspark.measured import Measured
 from dspark.package.lineage import Lineage
 from dspark.package.sources import Sources
@@ -193,6 +194,20 @@ def _corpus(folder: Path, target: TargetRecord) -> None:
         warnings=[],
     )
     write_model(folder / "prompts" / "summary.json", summary)
+    write_jsonlines(
+        folder / "prompts" / "eval.jsonl",
+        [
+            {
+                "id": f"{domain}/{number}",
+                "domain": domain,
+                "template": None,
+                "messages": [{"role": "user", "content": f"say {number}\u2028again"}],
+                "token_ids": [1, 2 + number],
+            }
+            for domain in ("math", "chat", "code")
+            for number in range(9)
+        ],
+    )
     said = SplitCounts(responses=3, stopped=2, prompt_tokens=30, response_tokens=40)
     responses = ResponsesSummary(
         target_digest=target.digest,

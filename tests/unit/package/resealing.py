@@ -34,6 +34,9 @@ def reseal(folder: Path) -> Path:
         if name in listed:
             path = folder / name
             path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+    rules = folder / "monitoring/prometheus-rules.yaml"
+    if rules.is_file():
+        rules.write_bytes(rules.read_bytes().replace(old[:12].encode(), new[:12].encode()))
     refresh()
     manifest["digests"] = {
         "model_digest": digest({"model"}),

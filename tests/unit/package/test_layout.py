@@ -27,6 +27,8 @@ from dspark.package.layout import collision, folded, path_mistake, place_of
         ("engines/tensorrt_llm/config-1.4.0rc4.scheduled.yaml", "deploy"),
         ("engines/tensorrt_llm/cost_table.json", "deploy"),
         ("certificate.json", "evidence"),
+        ("monitoring/prometheus-rules.yaml", "evidence"),
+        ("evidence/smoke.jsonl", "evidence"),
         ("README.md", "evidence"),
         ("evidence/evaluate/metrics.json", "evidence"),
         ("evidence/evaluate/records/math.jsonl", "evidence"),
