@@ -12,14 +12,15 @@ from dspark.cli.package_materialise import materialise
 from dspark.cli.package_pull import pull
 from dspark.cli.package_sign import keygen, sign
 from dspark.cli.root import Subverbs
+from dspark.cli.smoke import smoke
 
 
 @click.group(cls=Subverbs, subcommand_metavar="VERB ...")
 def package() -> None:
-    """Fetch, verify and show packages; needs neither a workspace nor the pipeline."""
+    """Fetch, verify, sign and show packages, and try servers of them; needs neither a workspace nor the pipeline."""
 
 
-for verb in (pull, materialise, keygen, sign):
+for verb in (pull, materialise, keygen, sign, smoke):
     package.add_command(verb)
 
 
