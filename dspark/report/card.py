@@ -26,6 +26,13 @@ from dspark.report.markdown import code, measured, text
 _METRICS = "evidence/evaluate/metrics.json"
 _LOSSLESS = "evidence/evaluate/lossless.json"
 _PARITY = "evidence/parity.json"
+_WATCH = (
+    "When a server has started, and while it serves (both need dspark's light base install alone):\n\n"
+    "```\ndspark package smoke URL --package .\ndspark drift --package . --metrics URL\n```\n\n"
+    "The first asks the twenty prompts of `evidence/smoke.jsonl` and ends with 0 if the server drafts as certified and "
+    "as fast; the second holds its live counters against the certificate. `monitoring/prometheus-rules.yaml` has "
+    "alerts with the certificate's bounds."
+)
 _STATUS = {
     "measured": "measured in the engine itself",
     "absent": "not measured",
@@ -61,6 +68,8 @@ def render_card(package: Path, description: Description) -> str:
         *figures.parity(read_model(package / _PARITY, ParityReport, IntegrityError)),
         "## Launch",
         *(_launch(engine, description, certificate) for engine in certificate.engines),
+        "## Watch",
+        _WATCH,
         "## Verify",
         _verify(description),
         "## Made from",
