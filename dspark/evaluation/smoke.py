@@ -19,10 +19,11 @@ from dspark.decoding.policies import Fixed
 from dspark.decoding.records import RecordSet
 from dspark.engines.client import Client, Streamed
 from dspark.engines.counters import Counters
-from dspark.evaluation.agreement import Counts, compare_taus
+from dspark.evaluation.agreement import compare_taus
 from dspark.evaluation.certified import certified_acceptance
 from dspark.evaluation.drift import WHOLE
 from dspark.evaluation.entry import Agreement, CertificateEntry
+from dspark.evaluation.paired import Counts
 from dspark.evaluation.results import LoadPoint, Model
 
 TOLERANCE = 0.05  # relative loss of tau; near-ties and number formats stay below half of it

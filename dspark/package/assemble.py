@@ -38,8 +38,8 @@ from dspark.package.layout import (
     PROFILE,
     RULES,
     SCHEDULER,
-    TARGET_ENDS,
     SMOKE,
+    TARGET_ENDS,
     path_mistake,
     place_of,
 )

@@ -35,8 +35,8 @@ from dspark.package.layout import (
     SCHEDULER,
 )
 from dspark.package.manifest import FileEntry, Manifest
-from dspark.package.paired import paired_mistakes
 from dspark.package.monitoring import prometheus_rules
+from dspark.package.paired import paired_mistakes
 from dspark.package.speculation import SpeculationProfile, speculation_profile
 from dspark.package.tensors import DTYPES, TensorHeader
 from dspark.profiling.cost import CostReport
