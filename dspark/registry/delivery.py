@@ -7,6 +7,7 @@ answer anywhere means that one event is done again, and each event is such that 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -222,7 +223,7 @@ class _Courier:
         """A run that made nothing and whose package the registry has already: it becomes the candidate, that is all."""
         if any(isinstance(event, StageEnded) and event.status != "up to date" for event in journal.events):
             return False
-        receipts = [version_of(registry, event.build, event.package_digest) for event in journal.packages]
+        receipts = [_version_of(registry, event) for event in journal.packages]
         if not receipts or None in receipts:
             return False
         for receipt in receipts:
@@ -234,7 +235,7 @@ class _Courier:
 
     def _receipt_again(self, registry: Registry, event: PackageMade, written: list[Receipt]) -> None:
         """The package is registered, but a kill may have come before its receipt."""
-        receipt = version_of(registry, event.build, event.package_digest)
+        receipt = _version_of(registry, event)
         if receipt is not None:
             write_receipt(self.receipts, receipt)
             written.append(receipt)
@@ -254,12 +255,17 @@ class _Courier:
             progress=self.progress,
         )
         write_receipt(self.receipts, receipt)
+        shutil.rmtree(waiting_copy(self.workspace, event), ignore_errors=True)
         return receipt
 
 
-def kept_package(workspace: Path, package_digest: str) -> Path:
-    """Where a copy of a package lies that waits to be registered, or was."""
-    return workspace / ".dspark" / "store" / "packages" / package_digest
+def _version_of(registry: Registry, event: PackageMade) -> Receipt | None:
+    return version_of(registry, event.build, event.package_digest, event.evidence_digest)
+
+
+def waiting_copy(workspace: Path, event: PackageMade) -> Path:
+    """Where a copy of a package lies that waits to be registered while others are made in its place."""
+    return workspace / ".dspark" / "store" / "waiting" / f"{event.package_digest}-{event.evidence_digest[:16]}"
 
 
 def _found(workspace: Path, event: PackageMade) -> tuple[Path, Manifest]:
@@ -268,12 +274,12 @@ def _found(workspace: Path, event: PackageMade) -> tuple[Path, Manifest]:
     Raises:
         IntegrityError: neither is that package.
     """
-    for folder in (workspace / event.folder, kept_package(workspace, event.package_digest)):
+    for folder in (workspace / event.folder, waiting_copy(workspace, event)):
         try:
             manifest = read_manifest(folder)
         except IntegrityError:
             continue
-        if (manifest.build, manifest.digests.package_digest) == (event.build, event.package_digest):
+        if manifest.build == event.build and event.names(manifest.digests):
             return folder, manifest
     raise IntegrityError(
         f"{event.folder}: package {event.package_digest} is not there any more and was not registered",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dspark.config.models import Digest, Name
+from dspark.package.manifest import Digests
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -62,6 +63,10 @@ class PackageMade(_Json):
     folder: str  # where it was made, below the workspace if it lies there
     package_digest: Digest
     evidence_digest: Digest
+
+    def names(self, digests: Digests) -> bool:
+        """Whether a package of these digests is meant: the same files with the same evidence."""
+        return (self.package_digest, self.evidence_digest) == (digests.package_digest, digests.evidence_digest)
 
 
 Event = Started | StageEnded | Ended | PackageMade

@@ -18,7 +18,7 @@ from dspark.registry.events import Ended, Event, PackageMade, StageEnded
 from dspark.registry.lock import locked
 from dspark.registry.reach import PATIENCE_SECONDS, shown
 from dspark.registry.receipts import Receipt, default_uri, known_receipt
-from dspark.registry.register import CANDIDATE, model_name, version_of
+from dspark.registry.register import CANDIDATE, model_name, newest_version_of
 from dspark.registry.spool import Spool
 from dspark.registry.tracking import opened
 
@@ -76,14 +76,14 @@ def publish(
     uri = tracking_uri or default_uri(workspace)
     manifest = _manifest(package, build)
     spool = spool_of(workspace)
-    digest = manifest.digests.package_digest
-    receipt = known_receipt(receipts, build, digest, shown(uri))
-    if receipt is not None and not spool.awaits(build, digest):
+    digests = manifest.digests
+    receipt = known_receipt(receipts, build, digests, shown(uri))
+    if receipt is not None and not spool.awaits(build, digests):
         return receipt
-    verify(package, digest=manifest.digests.self_digest)
+    verify(package, digest=digests.self_digest)
     with locked(workspace / "mlflow" / ".publish", progress):
-        receipt = known_receipt(receipts, build, digest, shown(uri))
-        if not spool.awaits(build, digest):
+        receipt = known_receipt(receipts, build, digests, shown(uri))
+        if not spool.awaits(build, digests):
             if receipt is not None:
                 return receipt
             run = f"publish-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
@@ -108,7 +108,7 @@ def delivered_receipt(delivery: Delivery, receipts: Path, manifest: Manifest, ur
     Raises:
         IntegrityError: it was not registered, with the reason.
     """
-    receipt = known_receipt(receipts, manifest.build, manifest.digests.package_digest, shown(uri))
+    receipt = known_receipt(receipts, manifest.build, manifest.digests, shown(uri))
     if receipt is None:
         why = "; ".join(problem.message for problem in delivery.problems) or "another package was published meanwhile"
         raise IntegrityError(f"package {manifest.digests.package_digest} was not registered: {why}", "dspark doctor")
@@ -152,7 +152,7 @@ def find_published(
     """
     uri = tracking_uri or default_uri(workspace)
     with locked(workspace / "mlflow" / ".lock", progress or Progress()), opened(uri, retries=2) as registry:
-        return version_of(registry, build, package_digest)
+        return newest_version_of(registry, build, package_digest)
 
 
 def _manifest(package: Path, build: str) -> Manifest:

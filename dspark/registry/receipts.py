@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dspark.config.models import Digest, Name
 from dspark.errors import DataError
 from dspark.io.jsonfile import read_model, write_model
+from dspark.package.manifest import Digests
 
 _SQLITE = "sqlite:///"
 
@@ -22,7 +23,7 @@ class Receipt(BaseModel):
     schema_: Literal["dspark/receipt/1"] = Field(default="dspark/receipt/1", alias="schema")
     build: Name
     package_digest: Digest
-    evidence_digest: Digest  # of the version in the registry; the same package may since have newer evidence
+    evidence_digest: Digest
     tracking_uri: str
     run_id: str
     model_name: str
@@ -44,8 +45,8 @@ def receipt_path(receipts: Path, build: str) -> Path:
     return receipts / f"{build}.json"
 
 
-def known_receipt(receipts: Path, build: str, package_digest: str, tracking_uri: str) -> Receipt | None:
-    """The receipt that shows a package to be the last one published of its build, or None.
+def known_receipt(receipts: Path, build: str, digests: Digests, tracking_uri: str) -> Receipt | None:
+    """The receipt that shows a package, evidence included, to be the last one published of its build, or None.
 
     A receipt that cannot be read, or whose database file is gone, shows nothing.
     """
@@ -53,7 +54,8 @@ def known_receipt(receipts: Path, build: str, package_digest: str, tracking_uri:
         receipt = read_model(receipt_path(receipts, build), Receipt)
     except DataError:
         return None
-    if (receipt.build, receipt.package_digest, receipt.tracking_uri) != (build, package_digest, tracking_uri):
+    found = receipt.build, receipt.package_digest, receipt.evidence_digest, receipt.tracking_uri
+    if found != (build, digests.package_digest, digests.evidence_digest, tracking_uri):
         return None
     database = sqlite_file(tracking_uri)
     return receipt if database is None or database.is_file() else None

@@ -1,8 +1,8 @@
 """Register one package in a run: one model version, alias `candidate`; the same package never twice.
 
 The order makes every interruption harmless: model and records are complete before the version exists, the version
-carries the package's digest from its first moment, the alias comes last. Whatever is done again finds by that digest
-what is there already.
+carries the package's digests from its first moment, the alias comes last. Whatever is done again finds by them what
+is there already.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dspark.registry.tracking import Registry, uploading
 CANDIDATE = "candidate"
 _MODEL_CODE = Path(__file__).with_name("pyfunc_model.py")
 _DIGEST_TAG = "dspark.package_digest"
+_EVIDENCE_TAG = "dspark.evidence_digest"
 _BUILD_TAG = "dspark.build"
 JOURNAL_TAG = "dspark.journal"
 
@@ -59,7 +60,8 @@ def register(
         ServiceError: MLflow could not do what was asked.
         Interrupted: at a safe point.
     """
-    receipt = version_of(registry, manifest.build, manifest.digests.package_digest)
+    digests = manifest.digests
+    receipt = version_of(registry, manifest.build, digests.package_digest, digests.evidence_digest)
     if receipt is None:
         _discard_leftovers(registry, journal)
         require_space(package, sum(entry.bytes for entry in manifest.files), registry.artifacts)
@@ -85,14 +87,26 @@ def set_candidate(registry: Registry, receipt: Receipt) -> None:
     registry.client.set_registered_model_alias(receipt.model_name, CANDIDATE, receipt.version)
 
 
-def version_of(registry: Registry, build: str, package_digest: str) -> Receipt | None:
-    """The first version of a build's model that carries the package's digest."""
-    found = _versions(registry, build, package_digest)
+def version_of(registry: Registry, build: str, package_digest: str, evidence_digest: str) -> Receipt | None:
+    """The first version of a build's model that carries both digests.
+
+    A package that was measured again has the same package_digest and other evidence. Gates read the evidence in the
+    registry, so it is another version.
+    """
+    found = _versions(registry, build, package_digest, evidence_digest)
     return _receipt(registry, build, found[0]) if found else None
 
 
-def _versions(registry: Registry, build: str, package_digest: str) -> list[Any]:
+def newest_version_of(registry: Registry, build: str, package_digest: str) -> Receipt | None:
+    """The version of a build's model that carries the package's digest and the newest evidence."""
+    found = _versions(registry, build, package_digest)
+    return _receipt(registry, build, found[-1]) if found else None
+
+
+def _versions(registry: Registry, build: str, package_digest: str, evidence_digest: str | None = None) -> list[Any]:
     wanted = f"name = '{model_name(build)}' and tags.`{_DIGEST_TAG}` = '{package_digest}'"
+    if evidence_digest is not None:
+        wanted += f" and tags.`{_EVIDENCE_TAG}` = '{evidence_digest}'"
     return sorted(registry.client.search_model_versions(wanted), key=lambda item: int(item.version))
 
 
@@ -100,9 +114,10 @@ def _settled(registry: Registry, manifest: Manifest, journal: str) -> Receipt:
     """The version that counts after one was created: the lowest.
 
     Two machines may register one package at once, and a creation that got no answer may arrive after it was repeated.
-    Of versions with one digest the lowest is the package's; ours, if it is another one, is taken back.
+    Of versions with the same digests the lowest is the package's; ours, if it is another one, is taken back.
     """
-    first, *others = _versions(registry, manifest.build, manifest.digests.package_digest)
+    digests = manifest.digests
+    first, *others = _versions(registry, manifest.build, digests.package_digest, digests.evidence_digest)
     for double in others:
         if double.tags.get(JOURNAL_TAG) == journal:
             registry.client.delete_model_version(double.name, double.version)
@@ -113,7 +128,7 @@ def _receipt(registry: Registry, build: str, found: Any) -> Receipt:
     return Receipt(
         build=build,
         package_digest=found.tags[_DIGEST_TAG],
-        evidence_digest=found.tags["dspark.evidence_digest"],
+        evidence_digest=found.tags[_EVIDENCE_TAG],
         tracking_uri=shown(registry.uri),
         run_id=found.run_id,
         model_name=found.name,

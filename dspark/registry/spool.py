@@ -24,6 +24,7 @@ from dspark import __version__
 from dspark.errors import DataError
 from dspark.io.atomic import replace_tree
 from dspark.io.jsonfile import read_model, write_model
+from dspark.package.manifest import Digests
 from dspark.registry.events import Ended, Entry, Event, PackageMade, Started
 
 _JOURNAL = re.compile(r"^(?P<order>\d{8,})-.+$")
@@ -141,10 +142,10 @@ class Spool:
         for left in self.folder.glob(".delivered-*"):  # also by those who were killed in between
             shutil.rmtree(left, ignore_errors=True)
 
-    def awaits(self, build: str, package_digest: str) -> bool:
+    def awaits(self, build: str, digests: Digests) -> bool:
         """True if a package is the last one of its build that waits to be registered."""
         waiting = [package for journal in self.journals()[0] for package in journal.packages if package.build == build]
-        return bool(waiting) and waiting[-1].package_digest == package_digest
+        return bool(waiting) and waiting[-1].names(digests)
 
 
 def append(folder: Path, event: Event) -> None:

@@ -10,7 +10,7 @@ from dspark.config.stages import BY_NAME
 from dspark.errors import DsparkError, IntegrityError, Interrupted
 from dspark.io.atomic import replace_tree
 from dspark.package.verify import read_manifest, verify
-from dspark.registry.delivery import Delivery, deliver, kept_package, pending_text
+from dspark.registry.delivery import Delivery, deliver, pending_text, waiting_copy
 from dspark.registry.publish import delivered_receipt, package_to_publish, spool_of
 from dspark.registry.reach import PATIENCE_SECONDS, AwayError, shown
 from dspark.registry.receipts import Receipt, known_receipt
@@ -60,8 +60,8 @@ class Publisher:
         package = self._workspace.root / place
         manifest = read_manifest(package)
         digests = manifest.digests
-        receipt = known_receipt(self._receipts, build, digests.package_digest, shown(self._uri))
-        new = receipt is None and not self._spool.awaits(build, digests.package_digest)
+        receipt = known_receipt(self._receipts, build, digests, shown(self._uri))
+        new = receipt is None and not self._spool.awaits(build, digests)
         if receipt is None:
             verify(package, digest=digests.self_digest)
         journal.end("FINISHED", 0)
@@ -114,14 +114,11 @@ class Publisher:
     def _keep_packages(self, journal: Journal) -> None:
         """Copy packages that wait to be registered: this run may make others in their place."""
         for event in journal.packages:
-            package, copy = (
-                self._workspace.root / event.folder,
-                kept_package(self._workspace.root, event.package_digest),
-            )
+            package, copy = self._workspace.root / event.folder, waiting_copy(self._workspace.root, event)
             if copy.exists():
                 continue
             try:
-                if read_manifest(package).digests.package_digest != event.package_digest:
+                if not event.names(read_manifest(package).digests):
                     continue
             except IntegrityError:
                 continue

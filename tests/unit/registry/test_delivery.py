@@ -20,7 +20,7 @@ from dspark.errors import IntegrityError, PreflightError
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest, verify
 from dspark.registry import register, space, tracking
-from dspark.registry.delivery import deliver, kept_package
+from dspark.registry.delivery import deliver, waiting_copy
 from dspark.registry.events import Ended, StageEnded
 from dspark.registry.publish import package_to_publish, publish, spool_of
 from dspark.registry.reach import AwayError
@@ -130,8 +130,8 @@ def test_a_run_and_its_package_reach_a_server_that_stores_them(pristine, tmp_pat
     (run,) = delivered(tmp_path, mlflow_server).runs
     assert_complete(server, tmp_path)
     assert (run.run, run.status, run.registered) == ("run-1", "FINISHED", ("dspark-demo/1",))
-    digest = read_manifest(pristine).digests.package_digest
-    assert known_receipt(tmp_path / "receipts", "demo", digest, mlflow_server) == run.receipts[0]
+    digests = read_manifest(pristine).digests
+    assert known_receipt(tmp_path / "receipts", "demo", digests, mlflow_server) == run.receipts[0]
     import mlflow
 
     mlflow.set_tracking_uri(mlflow_server)
@@ -139,7 +139,7 @@ def test_a_run_and_its_package_reach_a_server_that_stores_them(pristine, tmp_pat
         folder = mlflow.artifacts.download_artifacts("models:/dspark-demo@candidate", dst_path=str(tmp_path / "copy"))
     finally:
         mlflow.set_tracking_uri(None)
-    verify(next(Path(folder).rglob("manifest.json")).parent, digest=digest)
+    verify(next(Path(folder).rglob("manifest.json")).parent, digest=digests.package_digest)
 
 
 def test_a_server_that_is_away_is_given_up_and_told_everything_when_it_is_back(
@@ -246,17 +246,20 @@ def test_a_package_that_another_run_replaced_is_registered_from_its_copy(tmp_pat
     sources = fake_build.make(tmp_path / "sources")
     package = tmp_path / "builds" / "demo" / "package"
     assemble(sources, package, card=fake_build.card)
-    digest = read_manifest(package).digests.package_digest
+    manifest = read_manifest(package)
+    digest, copy = (
+        manifest.digests.package_digest,
+        waiting_copy(tmp_path, package_to_publish(package, manifest, tmp_path)),
+    )
     spooled(tmp_path, package)
-    shutil.move(package, kept_package(tmp_path, digest).parent.parent / "moved")
-    kept_package(tmp_path, digest).parent.mkdir(parents=True)
-    shutil.move(kept_package(tmp_path, digest).parent.parent / "moved", kept_package(tmp_path, digest))
+    copy.parent.mkdir(parents=True)
+    shutil.move(package, copy)
     cost = sources.costs[fake_build.CPU]
     cost.write_text(cost.read_text().replace("60.0", "61.0"))
     assemble(sources, package, card=fake_build.card)
     spooled(tmp_path, package, "run-2")
     runs = delivered(tmp_path, mlflow_server).runs
-    assert runs[0].receipts[0].package_digest == digest
+    assert runs[0].receipts[0].package_digest == digest and not copy.exists()
     assert runs[1].receipts[0].package_digest == read_manifest(package).digests.package_digest != digest
     versions = {str(item.version): item.tags["dspark.package_digest"] for item in server.versions()}
     assert versions["1"] == digest and len(versions) == 2

@@ -136,6 +136,15 @@ def test_going_back_to_an_earlier_package_moves_the_alias_and_adds_no_version(pr
     assert str(client(workspace).get_model_version_by_alias("dspark-demo", "candidate").version) == "1"
 
 
+def test_a_package_that_was_measured_again_is_another_version_with_its_new_evidence(pristine, compared, workspace):
+    first, second = send(pristine, workspace), send(compared, workspace)
+    assert first.package_digest == second.package_digest and first.evidence_digest != second.evidence_digest
+    assert (first.version, second.version) == ("1", "2")
+    assert send(compared, workspace) == second and len(versions(workspace)) == 2
+    assert find_published("demo", first.package_digest, workspace=workspace) == second  # the newest evidence
+    assert str(client(workspace).get_model_version_by_alias("dspark-demo", "candidate").version) == "2"
+
+
 class StopsAt(Progress):
     """Raises at its n-th safe point."""
 

@@ -7,9 +7,17 @@ import sys
 
 import pytest
 
+from dspark.package.manifest import Digests
 from dspark.registry.receipts import Receipt, default_uri, known_receipt, receipt_path, sqlite_file, write_receipt
 
-DIGEST = "a" * 64
+
+def digests(package: str, evidence: str = "b") -> Digests:
+    return Digests(
+        model_digest="0" * 64, package_digest=package * 64, evidence_digest=evidence * 64, self_digest="1" * 64
+    )
+
+
+MINE = digests("a")
 
 
 @pytest.fixture
@@ -19,8 +27,8 @@ def receipt(tmp_path) -> Receipt:
     database.touch()
     return Receipt(
         build="demo",
-        package_digest=DIGEST,
-        evidence_digest="b" * 64,
+        package_digest=MINE.package_digest,
+        evidence_digest=MINE.evidence_digest,
         tracking_uri=default_uri(tmp_path),
         run_id="r",
         model_name="dspark-demo",
@@ -38,23 +46,24 @@ def test_the_registry_of_a_workspace_has_an_absolute_address(tmp_path, monkeypat
 def test_a_receipt_is_known_for_exactly_what_it_says(tmp_path, receipt):
     folder = tmp_path / "receipts"
     uri = receipt.tracking_uri
-    assert known_receipt(folder, "demo", DIGEST, uri) is None
+    assert known_receipt(folder, "demo", MINE, uri) is None
     write_receipt(folder, receipt)
-    assert known_receipt(folder, "demo", DIGEST, uri) == receipt
-    assert known_receipt(folder, "demo", "c" * 64, uri) is None
-    assert known_receipt(folder, "other", DIGEST, uri) is None
-    assert known_receipt(folder, "demo", DIGEST, "http://localhost:5000") is None
+    assert known_receipt(folder, "demo", MINE, uri) == receipt
+    assert known_receipt(folder, "demo", digests("c"), uri) is None
+    assert known_receipt(folder, "demo", digests("a", "c"), uri) is None  # measured again
+    assert known_receipt(folder, "other", MINE, uri) is None
+    assert known_receipt(folder, "demo", MINE, "http://localhost:5000") is None
 
 
 def test_a_receipt_without_its_database_or_that_is_damaged_shows_nothing(tmp_path, receipt):
     write_receipt(tmp_path, receipt)
     sqlite_file(receipt.tracking_uri).unlink()
-    assert known_receipt(tmp_path, "demo", DIGEST, receipt.tracking_uri) is None
+    assert known_receipt(tmp_path, "demo", MINE, receipt.tracking_uri) is None
     remote = receipt.model_copy(update={"tracking_uri": "http://localhost:5000"})
     write_receipt(tmp_path, remote)
-    assert known_receipt(tmp_path, "demo", DIGEST, "http://localhost:5000") == remote
+    assert known_receipt(tmp_path, "demo", MINE, "http://localhost:5000") == remote
     receipt_path(tmp_path, "demo").write_text("{")
-    assert known_receipt(tmp_path, "demo", DIGEST, "http://localhost:5000") is None
+    assert known_receipt(tmp_path, "demo", MINE, "http://localhost:5000") is None
 
 
 def test_looking_at_receipts_or_publishing_code_loads_no_mlflow():

@@ -112,18 +112,25 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_its_own_end(tmp_path):
 
 
 def test_the_last_package_of_a_build_that_waits(tmp_path):
+    from dspark.package.manifest import Digests
     from dspark.registry.events import PackageMade
 
     def made(build: str, digest: str) -> PackageMade:
         return PackageMade(time=1, build=build, folder="f", package_digest=digest * 64, evidence_digest="0" * 64)
 
+    def digests(package: str, evidence: str = "0") -> Digests:
+        return Digests(
+            model_digest="1" * 64, package_digest=package * 64, evidence_digest=evidence * 64, self_digest="2" * 64
+        )
+
     spool = Spool(tmp_path)
-    assert not spool.awaits("demo", "a" * 64)
+    assert not spool.awaits("demo", digests("a"))
     spool.begin("run-1", "demo", "c", [ENDED, made("demo", "a")])
     spool.begin("run-2", "demo", "c", [ENDED, made("demo", "b"), made("other", "c")])
-    assert not spool.awaits("demo", "a" * 64)  # it is to be the candidate again
-    assert spool.awaits("demo", "b" * 64) and spool.awaits("other", "c" * 64)
-    assert not spool.awaits("third", "b" * 64)
+    assert not spool.awaits("demo", digests("a"))  # it is to be the candidate again
+    assert spool.awaits("demo", digests("b")) and spool.awaits("other", digests("c"))
+    assert not spool.awaits("demo", digests("b", "3"))  # measured again
+    assert not spool.awaits("third", digests("b"))
 
 
 KILLED = """

@@ -17,7 +17,7 @@ from dspark.errors import DataError, Interrupted
 from dspark.io.jsonfile import write_json, write_model
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest, verify
-from dspark.registry.delivery import kept_package
+from dspark.registry.delivery import waiting_copy
 from dspark.registry.events import Ended, StageEnded
 from dspark.registry.publish import package_to_publish, spool_of
 from dspark.registry.reach import AwayError
@@ -165,13 +165,14 @@ def test_a_package_that_waits_is_copied_before_another_can_take_its_place(worksp
     manifest = read_manifest(package)
     digest = manifest.digests.package_digest
     ended = Ended(time=1.0, status="FINISHED", exit_code=0)
-    spool_of(workspace.root).begin("run-0", "demo", "c", [ended, package_to_publish(package, manifest, workspace.root)])
-    copy = kept_package(workspace.root, digest)
-    (copy.parent / f".{digest}.part").mkdir(parents=True)  # a kill in the middle of an earlier copy
+    made = package_to_publish(package, manifest, workspace.root)
+    spool_of(workspace.root).begin("run-0", "demo", "c", [ended, made])
+    copy = waiting_copy(workspace.root, made)
+    (copy.parent / f".{copy.name}.part").mkdir(parents=True)  # a kill in the middle of an earlier copy
     for _ in range(2):
         begin(workspace, heard)
         assert verify(copy, digest=digest).build == "demo"
-    assert [path.name for path in copy.parent.iterdir()] == [digest]
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
 
 
 def belongs_to_nobody(folder: Path) -> None:
