@@ -146,7 +146,7 @@ def chain_of(model: str, copies: Iterable[Link]) -> Chain:
     """The chain that follows from the copies of a stage's model, in whatever order they are given."""
     by_version = {copy.version: copy for copy in copies}
     # Whoever wrote a copy had seen the one it replaces hold the stage: a number that is named and gone was a link.
-    gone = {copy.replaces for copy in by_version.values()} - by_version.keys() - {0}
+    gone = {copy.replaces for copy in by_version.values()} - by_version.keys()
     entries: list[Link | Removed] = []
     last = 0
     while True:

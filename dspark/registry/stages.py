@@ -79,7 +79,6 @@ def append(
     if not chain.entries:
         _create_model(registry, build, stage)
     tags = {key: value for key, value in source.tags.items() if not key.startswith(PREFIX)}
-    failure = registry.mlflow.exceptions.MlflowException
     try:
         registry.client.create_model_version(
             model,
@@ -90,7 +89,7 @@ def append(
             await_creation_for=0,
             model_id=source.model_id,
         )
-    except failure:
+    except Exception:
         # An answer that was lost on the way, or that a retry got, is no failure: what counts is what is there.
         if not _written(registry, model, link.identity):
             raise

@@ -235,6 +235,29 @@ def test_whoever_is_overtaken_is_told_and_stays_void(registry, workspace):
     assert push(registry, workspace, 3).outcome == "done" and story(registry) == [1, 2, 3]
 
 
+def test_an_alias_that_is_set_too_late_is_set_right_by_who_set_it(registry, workspace):
+    """The first has won and is about to set the aliases; the second replaces it and sets them; then the first does."""
+    push(registry, workspace, 1)
+
+    class Late(Client):
+        def __getattr__(self, name):
+            found = getattr(self._client, name)
+            if name != "set_registered_model_alias":
+                return found
+
+            def late(*arguments):
+                if self._left:
+                    self._left = 0
+                    push(registry, workspace, 3)
+                    assert aliases(registry) == (3, 3)
+                found(*arguments)
+
+            return late
+
+    assert push(replace(registry, client=Late(registry.client, 1)), workspace, 2).outcome == "done"
+    assert story(registry) == [1, 2, 3] and aliases(registry) == (3, 3)
+
+
 def test_a_stop_is_obeyed_before_the_copy_and_never_after(registry, workspace):
     def stop():
         raise Interrupted("stop")
@@ -294,8 +317,8 @@ def kill_in_promotion(workspace, point, version) -> int:
 
 
 def test_killed_between_any_two_calls_it_has_happened_or_not_and_readers_complete_it(workspace, published):
-    """Calls of a first promotion: the stage's model, the copy, two aliases; a kill before and after each of them."""
-    for point in range(1, 9):
+    """Calls of a first promotion: the stage's model, the copy, two aliases. After one is before the next."""
+    for point in (1, 3, 4, 6, 8):
         shutil.copyfile(published / "mlflow" / "mlflow.db", workspace / "mlflow" / "mlflow.db")
         assert kill_in_promotion(workspace, point, 2) == -signal.SIGKILL
         with connected(default_uri(workspace), workspace=workspace) as registry:
@@ -307,7 +330,6 @@ def test_killed_between_any_two_calls_it_has_happened_or_not_and_readers_complet
                 assert push(registry, workspace, 2).outcome == "done"
             assert story(registry) == [2] and aliases(registry) == (2, 1)
             assert settled(registry, "demo", "production")[1] == ()
-    assert kill_in_promotion(workspace, 9, 3) == 0
 
 
 def test_killed_after_losing_its_copy_is_marked_by_whoever_looks(workspace, registry):
