@@ -78,7 +78,8 @@ class Spool:
         order = 1 + max((int(path.name.partition("-")[0]) for path in self.folders()), default=0)
         folder = self.folder / f"{order:08d}-{run}"
         unfinished = self.folder / f".{folder.name}.part"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        for left in self.folder.glob(".*.part"):  # by those who were killed here
+            shutil.rmtree(left, ignore_errors=True)
         started = Started(
             time=time.time(),
             journal=uuid.uuid4().hex,

@@ -58,6 +58,8 @@ def test_what_a_kill_left_half_done_is_not_read(tmp_path):
     append(folder, ENDED)
     spool.remove(read_journal(folder))
     assert spool.folders() == [] and not list(tmp_path.glob(".delivered-*"))
+    spool.begin("run-3", "demo", "c")
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001-run-3"]
 
 
 @pytest.mark.parametrize("damage", ["gap", "cut", "other version", "unknown key", "no start", "empty"])
