@@ -119,7 +119,12 @@ class S3Artifacts:
         self._bucket, self._root = bucket, root
         settings = Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 3, "mode": "standard"})
         endpoint = os.environ.get("MLFLOW_S3_ENDPOINT_URL") or None
-        self._client: Any = boto3.session.Session().client("s3", endpoint_url=endpoint, config=settings)
+        try:
+            self._client: Any = boto3.session.Session().client("s3", endpoint_url=endpoint, config=settings)
+        except ValueError as reason:
+            raise SettingsError(
+                f"MLFLOW_S3_ENDPOINT_URL: {reason}", "give one such as https://s3.example.org"
+            ) from None
 
     @contextmanager
     def open(self, path: str) -> Iterator[Readable]:
@@ -140,7 +145,8 @@ class S3Artifacts:
             ) from None
         except BotoCoreError as reason:
             raise ServiceError(
-                f"s3://{self._bucket}/{key}: {reason}", "give the same command again: it goes on"
+                f"s3://{self._bucket}/{key}: {reason}",
+                "see the network and boto3's credentials, then give the same command again: it goes on",
             ) from None
 
 

@@ -42,14 +42,15 @@ def gathering(folder: Path) -> Iterator[Path]:
     """
     part = folder.parent / f".{folder.name}.pull"
     while True:
-        part.mkdir(exist_ok=True)
         try:
+            with suppress(FileExistsError):
+                part.mkdir(parents=True)
             handle = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # another pull has just finished with it
         except OSError as reason:
             raise PreflightError(
-                f"{part}: {reason.strerror}", "remove it: what stands there is none of dspark's"
+                f"{part}: {reason.strerror}", "name a folder where you may write, or remove what stands there"
             ) from None
         try:
             try:
@@ -58,11 +59,13 @@ def gathering(folder: Path) -> Iterator[Path]:
                 raise PreflightError(f"another process is fetching into {folder}", "wait for it") from None
             if not _same(part, handle):
                 continue  # renamed into its place between opening and locking
-            yield part
+            try:
+                yield part
+            finally:
+                with suppress(OSError):
+                    part.rmdir()  # if nothing was fetched
             return
         finally:
-            with suppress(OSError):
-                part.rmdir()  # if nothing was fetched
             os.close(handle)
 
 

@@ -69,7 +69,6 @@ def pull(
         check_signature(data, signature, key, address)
     if _stands_already(folder, data, signature, digest, key):
         return manifest
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with gathering(folder) as part:
         prune(part, manifest)
         require_space(part, manifest)

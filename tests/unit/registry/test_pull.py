@@ -299,6 +299,17 @@ def test_another_process_that_fetches_into_the_same_place_is_not_disturbed(serve
     fetch(server, tmp_path / "p")
 
 
+@pytest.mark.parametrize("place", [".p.pull", "in/the/way"])
+def test_a_file_in_the_way_is_named(server, tmp_path, place):
+    """Where the hidden folder goes, or on the way to it."""
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("x")
+    folder = tmp_path / "p" if place == ".p.pull" else tmp_path / place / "p"
+    with pytest.raises(PreflightError, match="Not a directory"):
+        fetch(server, folder)
+    assert (tmp_path / place).read_text() == "x"
+
+
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_fetched(server, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(gathering.shutil, "disk_usage", lambda _: usage._replace(free=10))

@@ -209,6 +209,9 @@ def test_a_bucket_that_is_not_there_or_out_of_reach_is_a_failed_service(s3, tmp_
     store = artifacts.artifacts_at("s3://none/x", "http://127.0.0.1:9")
     with pytest.raises(ServiceError, match="NoSuchBucket"), store.open("y"):
         pass
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", "nonsense")
+    with pytest.raises(SettingsError, match="MLFLOW_S3_ENDPOINT_URL"):
+        artifacts.artifacts_at("s3://models/x", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     store = artifacts.artifacts_at("s3://models/x", "http://127.0.0.1:9")
     with pytest.raises(ServiceError, match="Could not connect"), store.open("y"):
