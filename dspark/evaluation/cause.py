@@ -29,6 +29,8 @@ def cause_of(
         silent: why the engine tells nothing.
     """
     told = tuple(fields or ())
+    if drift.verdict == "not comparable":
+        return Cause(kind="none", text=drift.quantities[0].reason or "nothing was counted", fields=told)
     if drift.verdict != "drifted":
         text = f"the engine is not the certified one: {'; '.join(told)}" if told else "nothing to explain"
         return Cause(kind="none", text=text, fields=told)

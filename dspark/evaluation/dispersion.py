@@ -76,8 +76,8 @@ def variance_of(number: Measured) -> float:
 def critical(false_alarms: float, prompts: int) -> float:
     """How many standard errors chance exceeds, on either side together, with such a probability.
 
-    Student's t with one degree of freedom less than prompts: the error is estimated on them. By the expansion of
-    Abramowitz and Stegun, 26.7.5, good to a percent from five degrees on; fewer count as five times too few: as none.
+    Student's t with one degree of freedom less than prompts, on which the error is estimated; by the expansion of
+    Abramowitz and Stegun, 26.7.5, which is good to a percent from five degrees on. Fewer decide nothing: infinite.
     """
     if prompts < 6:
         return math.inf

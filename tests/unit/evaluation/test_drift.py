@@ -28,6 +28,10 @@ from dspark.measured import Measured
 PLACES = [f"acceptance at {place + 1}" for place in range(GAMMA)]
 
 
+def number(value, error=0.1):
+    return Measured(value=value, n=8, ci95=(value - error, value + error))
+
+
 def judge(live, certified, **settings):
     return judge_drift(live, window(live), certified, GAMMA, **settings)
 
@@ -111,7 +115,6 @@ def test_domains_are_pooled_by_their_shares_of_the_steps(certified):
     """math has tau 2 and chat tau 1.5: replies of one length have 3 steps against 4, so survival weighs 3/7 to 4/7."""
 
     def domain(tau, first, second):
-        number = lambda value: Measured(value=value, n=8, ci95=(value - 0.1, value + 0.1))  # noqa: E731
         return traffic.Acceptance(
             tau=number(tau),
             conditional=(number(first), number(second / first)),
@@ -160,7 +163,6 @@ def test_traffic_that_moved_between_the_domains_is_explained_by_their_mixture(ce
 def test_a_mixture_of_three_domains_is_found():
     """A point that is made of three corners has no other weights: they do not lie on a line."""
     corners = {"a": (2.0, 0.8, 0.2), "b": (1.5, 0.3, 0.2), "c": (2.4, 0.8, 0.6)}
-    number = lambda value: Measured(value=value, n=8, ci95=(value, value))  # noqa: E731
     domains = {
         name: traffic.Acceptance(tau=number(tau), conditional=(), marginal=tuple(map(number, rest)))
         for name, (tau, *rest) in corners.items()

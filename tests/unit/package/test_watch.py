@@ -18,7 +18,11 @@ from protocol_servers import serving
 from watched import Canned, Server
 
 from dspark.cli.boundary import run_command
+from dspark.corpus.prompts import PreparedPrompt
+from dspark.engines.client import Streamed
+from dspark.engines.counters import of_histogram
 from dspark.errors import ServiceError
+from dspark.evaluation.smoke import Answered, judge_smoke
 from dspark.workspace.smoke import within
 
 
@@ -87,6 +91,7 @@ def test_what_cannot_be_compared_ends_with_six(folder, capsys):
         code, found = ask(capsys, "drift", "--package", folder, "--metrics", url)
     assert (code, found["drift"]["verdict"]) == (6, "not comparable")
     assert "2.00 of 3 drafts were verified" in found["drift"]["quantities"][0]["reason"]
+    assert found["cause"] == {"kind": "none", "text": found["drift"]["quantities"][0]["reason"], "fields": []}
     with serving(traffic(Canned())) as url:
         assert ask(capsys, "drift", "--package", folder, "--metrics", url, "--profile", "gpu-elsewhere")[0] == 6
 
@@ -149,7 +154,7 @@ def test_a_healthy_server_ends_with_zero(folder, capsys):
     smoke = found["smoke"]
     assert (code, smoke["verdict"], smoke["prompts"], smoke["compared_with"]) == (0, "healthy", 20, "records")
     assert smoke["tau"]["relative_difference"]["value"] == 0 and smoke["tau"]["result"] == "agrees"
-    assert smoke["between_tokens"]["certified_seconds"] == pytest.approx(1 / 130)
+    assert smoke["between_tokens"]["certified_seconds"] == pytest.approx(0.1)
     assert [one["max_tokens"] for one in server.engine.requests] == [16] * 25  # 20 are counted, 5 are timed
 
 
@@ -162,18 +167,39 @@ def test_a_server_that_drafts_something_else_ends_with_nine(folder, capsys):
     assert "unhealthy: tau is " in capsys.readouterr().out
 
 
-def test_a_slow_server_ends_with_nine(folder, capsys):
-    class Slow(Server):
-        def events(self, reply):
-            for event in super().events(reply):
-                time.sleep(0.04)  # 16 times in a reply of about 31 tokens, of which 130 a second are certified
-                yield event
+def streamed(first: float, gap: float) -> Streamed:
+    return Streamed(tuple(range(21)), tuple(first + gap * number for number in range(21)), first + gap * 20)
 
-    with serving(Slow(Canned())) as url:
-        code, found = ask(capsys, "package", "smoke", url, "--package", folder, "--prompts", 2)
-    assert code == 9
-    assert found["smoke"]["reasons"][-1].startswith("the time from token to token is 0.0")
-    assert found["smoke"]["between_tokens"]["seconds"] == pytest.approx(0.04 * 15 / 30, rel=0.2)
+
+@pytest.mark.parametrize(
+    ("streams", "said"),
+    [
+        ([streamed(3.9, 0.19)] * 3, []),
+        # A single slow reply is no slow server.
+        ([streamed(1.0, 0.1)] * 3 + [streamed(50.0, 9.0)] * 2, []),
+        ([streamed(4.1, 0.1)] * 3, ["the time to the first token is 4.1 s, more than 2 times the certified 2 s"]),
+        ([streamed(1.0, 0.21)] * 3, ["the time from token to token is 0.21 s, more than 2 times the certified 0.1 s"]),
+    ],
+)
+def test_twice_the_certified_time_is_too_slow(streams, said):
+    """Certified are 2 s to the slow first tokens and 0.1 s a token."""
+    prompts = [
+        PreparedPrompt(id=f"math/{number}", domain="math", messages=[{"role": "user"}], token_ids=[1, 2 + number])
+        for number in range(9)
+    ]
+    counts = [Canned().run([1, 2 + number], 0).accepted for number in range(9)]
+    counters = tuple(of_histogram(Canned().histogram(one), 3 * watched.STEPS) for one in counts)
+    answered = Answered(counters, False, tuple(streams))
+    found = judge_smoke(answered, prompts, watched.entry(), 3, engine="vllm", records=watched.records())
+    assert list(found.reasons) == said and found.verdict == ("unhealthy" if said else "healthy")
+
+
+def test_times_of_more_than_one_request_are_not_compared():
+    entry = watched.entry(load=tuple(one for one in watched.entry().load if one.concurrency == 4))
+    answered = Answered((of_histogram([6, 4, 3, 2], 45),), False, (streamed(9.0, 9.0),))
+    prompt = PreparedPrompt(id="math/0", domain="math", messages=[{"role": "user"}], token_ids=[1, 2])
+    found = judge_smoke(answered, [prompt], entry, 3, engine="vllm", records=watched.records())
+    assert found.verdict == "healthy" and found.absent["first_token"] == "no load of one request was certified"
 
 
 @pytest.mark.parametrize("engine", [Canned(verified=2), Canned(off=True)])

@@ -15,6 +15,7 @@ from protocol_servers import Reply, VLLMDouble
 
 from dspark.decoding.records import Cycles, Decoded, RecordSet, write_records
 from dspark.evaluation.entry import CertificateEntry, HoldsUntil
+from dspark.evaluation.results import Percentiles
 from dspark.io.jsonfile import write_model
 from dspark.package.assemble import assemble
 from dspark.package.sources import Sources
@@ -26,8 +27,14 @@ STEPS = 15  # of each reply; one token comes before them
 def entry(**changes: Any) -> CertificateEntry:
     """In vLLM, greedy, whole blocks; tau is that of the records."""
     made = fake_build.measured_entry()
+    # So slow that a busy machine's server of tests is healthy: 0.1 s a token, 2 s to the first one.
+    slow = {
+        "tokens_per_second_per_user": fake_build.number(10.0, 10),
+        "ttft_seconds": Percentiles(p50=0.5, p95=2.0, p99=3.0),
+    }
     values = {
         "fingerprint": FACTS,
+        "load": tuple(point.model_copy(update=slow) for point in made.load),
         "holds_until": HoldsUntil(engine_version="vLLM 0.32.0", date="2099-01-01"),
         "workload": made.workload.model_copy(
             update={"sampling": made.workload.sampling.model_copy(update={"temperature": 0.0})}
