@@ -54,13 +54,18 @@ class Scrape:
     def requests(self) -> int:
         """Requests that have ended; where they are not counted at least so many, by two bounds.
 
-        Each has a token or two that no step yields, the first one and an undrafted last one; and none is longer than
-        the longest sequence.
+        None is longer than the longest sequence. And each has a token or two that no step yields, the first one and an
+        undrafted last one, if every other step drafts.
         """
         if self.ended is not None:
             return self.ended
-        outside = max(0, self.tokens - self.steps - self.accepted)
-        return max(math.ceil(outside / 2), math.ceil(self.tokens / self.longest) if self.longest else 0)
+        by_length = math.ceil(self.tokens / self.longest) if self.longest else 0
+        return max(math.ceil(self.outside / 2), by_length) if self.steps else by_length
+
+    @property
+    def outside(self) -> int:
+        """Tokens that no drafted block yielded."""
+        return max(0, self.tokens - self.steps - self.accepted)
 
 
 class _MetricsClient(HttpClient):

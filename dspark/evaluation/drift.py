@@ -38,6 +38,7 @@ FEWEST_OUTCOMES = 10  # accepted and refused each, at a place
 # Of the drafts of whole blocks, what must have been verified to call them whole. llama.cpp cuts a reply's last blocks:
 # on SmolLM2 with gamma = 4, replies of 24 tokens keep 0.88 and a p_min of 0.5 leaves 0.56.
 WHOLE = {"llamacpp": 0.8, "vllm": 0.98}
+OUTSIDE = 0.15  # of llama.cpp's tokens: one or two of each reply come without a block; of 16 tokens that is an eighth
 
 Verdict = Literal["within", "below", "above", "not comparable"]
 
@@ -158,6 +159,8 @@ def _shortened(live: Scrape, gamma: int) -> str | None:
     """How it shows that less than whole blocks were verified."""
     if live.window is not None and 0 < live.window < gamma + 1 - 0.005:
         return f"a scheduler let {live.window - 1:.2f} of {gamma} drafts be verified in a step"
+    if live.engine == "llamacpp" and live.outside > OUTSIDE * live.tokens:
+        return f"{live.outside} of {live.tokens} tokens came without a drafted block, by confidence or a lower limit"
     share = live.drafted / (gamma * live.steps) if live.drafted is not None else 1.0
     if share < WHOLE.get(live.engine, 0.0):
         return f"{share * gamma:.2f} of {gamma} drafts were verified in a step, by confidence, load or a lower limit"
@@ -287,6 +290,6 @@ def _assumptions(live: Scrape, entry: CertificateEntry, spread: Spread | None) -
         )
         yield "the normal approximation; domains in their certified proportions"
     if live.engine == "llamacpp":
-        yield "llama.cpp counts no requests: at least so many, by its tokens"
+        yield "llama.cpp counts no requests: at least so many, by its tokens, if every step drafts"
     if live.cut_replies:
         yield "drafts behind a reply's end are not counted: up to gamma of each request may be missing (`unsure`)"

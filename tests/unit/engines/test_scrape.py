@@ -65,6 +65,8 @@ def test_requests_of_llamacpp_are_at_least_as_many_as_its_longest_sequence_allow
     """Replies that end inside a block hold fewer tokens than were accepted: 490 tokens are ten requests of 49."""
     text = LLAMACPP.replace("predicted_total 37", "predicted_total 490").replace("drafts_total 33", "drafts_total 487")
     assert parse_scrape(text, "x").requests == 10
+    off = LLAMACPP.replace("drafts_total 33", "drafts_total 0")
+    assert parse_scrape(off, "x").requests == 1  # without drafts all tokens are of no step, and tell nothing
 
 
 @pytest.mark.parametrize("total", ["_total", ""])

@@ -308,6 +308,9 @@ def test_a_policy_that_drafts_less_is_seen_through_llamacpps_cuts(certified):
     live = cut(requests(np.random.default_rng(18), 100, steps=8), np.random.default_rng(18))
     assert judge(live, certified).quantities[0].verdict != "not comparable"
     assert judge(replace(live, drafted=2 * live.steps), certified).verdict == "not comparable"
+    # Whole blocks or none, by `--spec-draft-n-min`: every counted block is whole, and a third of the tokens of none.
+    gaps = judge(replace(live, tokens=round(live.tokens * 1.5)), certified)
+    assert gaps.verdict == "not comparable" and "came without a drafted block" in gaps.quantities[0].reason
 
 
 def test_without_records_the_certificates_intervals_have_to_do(certified):
