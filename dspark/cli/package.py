@@ -11,8 +11,8 @@ from dspark.cli.options import as_json, print_json, print_table, size, workspace
 from dspark.cli.package_materialise import materialise
 from dspark.cli.package_pull import pull
 from dspark.cli.package_sign import keygen, sign
+from dspark.cli.package_smoke import smoke
 from dspark.cli.root import Subverbs
-from dspark.cli.smoke import smoke
 
 
 @click.group(cls=Subverbs, subcommand_metavar="VERB ...")
