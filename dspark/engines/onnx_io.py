@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -61,7 +61,39 @@ class EndsSpec(WeightsSpec):
     pieces: tuple[EndsPiece, ...] = ()  # by offset; none: written before this was noted
 
 
-class OnnxIO(Part):
+class GraphIO(Part):
+    """What `io.json` says of the graphs of a drafter and of a target alike.
+
+    Attributes:
+        taps: target layers whose outputs are concatenated, in this order, into `features`.
+        layers, num_key_value_heads, head_dim: of the model in the graph, whose keys and values are handed in and out.
+        vocab_size: tokens that the target knows.
+        embedding_digest, head_digest: of the target's tensors; another target's features mean nothing to a drafter.
+    """
+
+    opset: int
+    taps: tuple[int, ...]
+    tap_convention: Literal["output of layer k, counted from 0"] = "output of layer k, counted from 0"
+    hidden_size: int = Field(gt=0)
+    layers: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocab_size: int = Field(gt=0)
+    max_position: int = Field(ge=1)
+    mask_token_id: int = Field(ge=0)
+    embedding_digest: Digest
+    head_digest: Digest
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.mask_token_id >= self.vocab_size:
+            raise ValueError("mask_token_id lies outside the vocabulary")
+        if list(self.taps) != sorted(set(self.taps)):
+            raise ValueError("taps are not ascending layer numbers")
+        return self
+
+
+class OnnxIO(GraphIO):
     """Everything that a runtime must know to use the graphs.
 
     Attributes:
@@ -70,37 +102,20 @@ class OnnxIO(Part):
         draft_token_ids: the target's id of each column of `draft_logits`; None: column = id.
         weights: the drafter's own.
         ends: the target's embedding, and the rows of its head that the drafter can propose, in float32.
-        taps: target layers whose outputs are concatenated, in this order, into `features`.
-        embedding_digest, head_digest: of the target's tensors that `ends` was made from; another target's features mean
-            nothing to this drafter.
     """
 
     schema_: Literal["dspark/onnx-io/1"] = Field(default="dspark/onnx-io/1", alias="schema")
-    opset: int
     gamma: int = Field(ge=1)
     stateless: GraphSpec
     cached: GraphSpec
     weights: WeightsSpec
     ends: EndsSpec
-    taps: tuple[int, ...]
-    tap_convention: Literal["output of layer k, counted from 0"] = "output of layer k, counted from 0"
-    hidden_size: int = Field(gt=0)
-    mask_token_id: int = Field(ge=0)
     sample_from_anchor: Literal[True] = True
-    vocab_size: int = Field(gt=0)
     draft_vocab_size: int = Field(gt=0)  # tokens that can be drafted
     draft_token_ids: tuple[int, ...] | None = None
-    layers: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    max_position: int = Field(ge=1)
-    embedding_digest: Digest
-    head_digest: Digest
 
     @model_validator(mode="after")
     def _consistent(self) -> OnnxIO:
-        if self.mask_token_id >= self.vocab_size:
-            raise ValueError("mask_token_id lies outside the vocabulary")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError("draft_vocab_size exceeds the vocabulary")
         if self.draft_token_ids is not None:
@@ -109,6 +124,4 @@ class OnnxIO(Part):
                 raise ValueError("draft_token_ids are not draft_vocab_size different tokens")
         if [piece.offset for piece in self.ends.pieces] != sorted({piece.offset for piece in self.ends.pieces}):
             raise ValueError("the pieces of the target's ends are not ascending")
-        if list(self.taps) != sorted(set(self.taps)):
-            raise ValueError("taps are not ascending layer numbers")
         return self

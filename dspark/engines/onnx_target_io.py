@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from dspark.config.models import Digest
-from dspark.engines.onnx_io import FileName, GraphSpec, Part, WeightsSpec
+from dspark.engines.onnx_io import FileName, GraphIO, GraphSpec, Part, WeightsSpec
 
 TARGET = "target.onnx"
 TARGET_WEIGHTS = "target.onnx.data"
@@ -48,16 +47,14 @@ class TargetComparison(Part):
     first_difference: str | None = None
 
 
-class OnnxTargetIO(Part):
+class OnnxTargetIO(GraphIO):
     """Everything that a runtime must know to decode with the graph.
 
     Attributes:
         name, public_id, revision: what the target is.
         graph: reads tokens behind the context whose keys and values are handed in.
         weights: float32, of the whole target.
-        taps: layers whose outputs are concatenated, in this order, into `features`.
         eos_token_ids: any of them ends the target's turn.
-        embedding_digest, head_digest: as in the `io.json` of the drafters that belong to it.
         tokenizer: of the `tokenizers` library; None: the target has none of that kind.
         chat: None: without tokenizer, or the template does more than put two strings around a message.
         compared: with torch, when it was written.
@@ -67,31 +64,19 @@ class OnnxTargetIO(Part):
     name: str
     public_id: str | None = None
     revision: str
-    opset: int
     graph: GraphSpec
     weights: WeightsSpec
-    taps: tuple[int, ...]
-    tap_convention: Literal["output of layer k, counted from 0"] = "output of layer k, counted from 0"
-    hidden_size: int = Field(gt=0)
-    layers: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    vocab_size: int = Field(gt=0)
-    max_position: int = Field(ge=1)
-    mask_token_id: int = Field(ge=0)
     eos_token_ids: tuple[int, ...] = Field(min_length=1)
-    embedding_digest: Digest
-    head_digest: Digest
     tokenizer: FileName | None = None
     chat: ChatText | None = None
     compared: TargetComparison
 
     @model_validator(mode="after")
     def _consistent(self) -> OnnxTargetIO:
-        if max(self.mask_token_id, *self.eos_token_ids) >= self.vocab_size:
-            raise ValueError("mask_token_id or an end of sequence lies outside the vocabulary")
-        if list(self.taps) != sorted(set(self.taps)) or self.taps[-1] >= self.layers:
-            raise ValueError("taps are not ascending layer numbers")
+        if max(self.eos_token_ids) >= self.vocab_size:
+            raise ValueError("an end of sequence lies outside the vocabulary")
+        if self.taps[-1] >= self.layers:
+            raise ValueError("taps name layers that the target does not have")
         if self.chat is not None and self.tokenizer is None:
             raise ValueError("chat is given without a tokenizer")
         return self

@@ -16,7 +16,6 @@ from dspark.drafters.description import read_description
 from dspark.features.store import FeatureManifest
 from dspark.io.digest import digest_json
 from dspark.io.jsonfile import model_json, read_json, read_model
-from dspark.package.consistency import describe_tensors
 from dspark.package.layout import DRAFTER_CONFIG, DRAFTER_WEIGHTS
 from dspark.package.lineage import Lineage
 from dspark.package.manifest import (
@@ -31,7 +30,7 @@ from dspark.package.manifest import (
     model_digest,
     package_digest,
 )
-from dspark.package.tensors import read_header
+from dspark.package.tensors import describe_tensors, read_header
 from dspark.targets.record import TargetRecord
 
 AGAIN = "`dspark run` makes again what is missing or out of date"

@@ -6,6 +6,7 @@ Layout: 8 bytes little-endian N, N bytes of JSON, then the tensors' bytes withou
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -80,3 +81,18 @@ def _tensor(name: str, entry: Any, data: int) -> tuple[TensorHeader, tuple[int, 
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**53 for item in value)
+
+
+def describe_tensors(tensors: Mapping[str, TensorHeader]) -> tuple[int, str]:
+    """(parameters, dtype) of a checkpoint: all floating-point elements and the dtype that most of them have.
+
+    Raises:
+        ValueError: no floating-point tensor.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        if tensor.dtype in DTYPES:
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
+    if not sizes:
+        raise ValueError("the checkpoint holds no floating-point tensor")
+    return sum(sizes.values()), DTYPES[max(sizes, key=lambda dtype: (sizes[dtype], dtype))]

@@ -314,8 +314,7 @@ def test_json_lines_of_objects_are_fine(package, reseal):
 
 
 def test_a_checkpoint_of_whole_numbers_has_no_parameters():
-    from dspark.package.consistency import describe_tensors
-    from dspark.package.tensors import TensorHeader
+    from dspark.package.tensors import TensorHeader, describe_tensors
 
     with pytest.raises(ValueError, match="floating-point"):
         describe_tensors({"d2t": TensorHeader("d2t", "I64", (4,))})

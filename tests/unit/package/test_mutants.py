@@ -124,19 +124,19 @@ MUTANTS = {
         raw("engines/vllm/launch.sh", b"#!/usr/bin/env bash\nexec /opt/vllm serve\n"),
     ),
     "gamma of vLLM not compared": (
-        "consistency",
+        "tables",
         'if fixed is not None and fixed.get("num_speculative_tokens") != gamma:',
         "if False:",
         lambda folder, tmp, reseal: both_configs(folder, reseal, lambda value: value.update(num_speculative_tokens=9)),
     ),
     "adaptive verification not compared": (
-        "consistency",
+        "tables",
         'if adaptive is not None and adaptive != {**(fixed or {}), "enable_adaptive_verification": True}:',
         "if False:",
         edit("engines/vllm/speculative_config.adaptive.json", lambda value: value.update(num_speculative_tokens=9)),
     ),
     "SGLang's additive cost not compared": (
-        "consistency",
+        "tables",
         "if two is not None and _measured(two) not in models:",
         "if False:",
         edit("engines/sglang/sps-2d.json", lambda value: value.update(bias_seconds=1.0)),
@@ -154,25 +154,25 @@ MUTANTS = {
         edit("scheduler/scheduler.json", lambda value: value["cost_models"].update({"cpu-reference": "curve"})),
     ),
     "TensorRT-LLM's drafter not compared": (
-        "consistency",
-        "_compare(path, {key: (found.get(key), wanted) for key, wanted in expected.items()})",
+        "tables",
+        "compare(path, {key: (found.get(key), wanted) for key, wanted in expected.items()})",
         "pass",
         raw("engines/tensorrt_llm/config-1.4.0rc1.yaml", b"speculative_config: {max_draft_len: 9}\n"),
     ),
     "TensorRT-LLM's costs not compared": (
-        "consistency",
+        "tables",
         "if costs is not None and _measured(costs) not in tables:",
         "if False:",
         edit("engines/tensorrt_llm/cost_table.json", lambda value: value.update(fixed_overhead_ms=1.0)),
     ),
     "TensorRT-LLM's temperatures not compared": (
-        "consistency",
+        "tables",
         "if calibration is not None and _measured(calibration) not in [",
         "if False and calibration is not None and _measured(calibration) not in [",
         edit("engines/tensorrt_llm/calibration.json", lambda value: value.update(temperatures=[9.0, 9.0, 9.0])),
     ),
     "SGLang's curve not compared": (
-        "consistency",
+        "tables",
         "if [sps.get(key) for key in keys] not in curves:",
         "if False:",
         edit("engines/sglang/sps.json", lambda value: value.update(max_batch_tokens=99)),
@@ -189,7 +189,7 @@ MUTANTS = {
     "summary not compared": (
         "consistency",
         "            speculation_profile(metrics, certificate),\n",
-        "            _typed(contents, PROFILE, SpeculationProfile),\n",
+        "            typed(contents, PROFILE, SpeculationProfile),\n",
         edit("speculation_profile.json", lambda value: value["absent"].update(x="y")),
     ),
     "certificate and evidence not compared": (
