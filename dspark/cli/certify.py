@@ -75,6 +75,11 @@ def certify(
         )
 
 
+def _prompts(certificate: ServerCertificate) -> str:
+    left_out = f"; {certificate.left_out} more were too long" if certificate.left_out else ""
+    return f"{certificate.prompts}, up to {certificate.max_new_tokens} tokens each{left_out}"
+
+
 def _show(certificate: ServerCertificate) -> None:
     tau = certificate.tau
     positions = "  ".join(f"{one.engine}/{one.offline}" for one in certificate.accepted_by_position)
@@ -82,7 +87,7 @@ def _show(certificate: ServerCertificate) -> None:
         [
             ("engine", f"{certificate.engine}, {certificate.served_target}"),
             ("drafter", f"{certificate.drafter}, gamma {certificate.gamma}, {certificate.n_max} drafts a block"),
-            ("prompts", f"{certificate.prompts}, up to {certificate.max_new_tokens} tokens each"),
+            ("prompts", _prompts(certificate)),
             ("tau in the engine", str(tau.engine_tau)),
             ("tau offline", str(tau.offline_tau)),
             ("difference", f"{tau.relative_difference.value:+.2%}, tolerance {tau.tolerance:.0%}: {tau.result}"),

@@ -132,6 +132,15 @@ class Client(Protocol):
     cuts_last_block: bool
     how_to_draft: str
 
+    @property
+    def room(self) -> int | None:
+        """Positions of a request, prompt and reply together; None: it does not say.
+
+        Raises:
+            ServiceError: as `served`.
+        """
+        ...
+
     def served(self) -> Served:
         """What it says about itself.
 

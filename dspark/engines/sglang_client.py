@@ -129,6 +129,16 @@ class SGLangClient(HttpClient):
             ids, seconds = ids[:-1], seconds[: len(ids) - 1]
         return Streamed(ids, tuple(seconds), time.perf_counter() - began, counters)
 
+    @property
+    def room(self) -> int | None:
+        """Positions of a request, prompt and reply together; None: its context was left to its model.
+
+        Raises:
+            ServiceError: as `information`.
+        """
+        longest = self.information().get("context_length")
+        return longest if isinstance(longest, int) else None
+
     def marks(self) -> list[int]:
         """The number of the last step that each data-parallel rank has recorded; -1: none yet.
 

@@ -135,6 +135,12 @@ class VLLMClient(HttpClient):
             ids, seconds = ids[:-1], seconds[:-1]
         return Streamed(tuple(ids), tuple(seconds), time.perf_counter() - began)
 
+    @property
+    def room(self) -> int | None:
+        """Positions of a request, prompt and reply together; None: it does not say."""
+        longest = self._model.get("max_model_len")
+        return longest if isinstance(longest, int) else None
+
     @cached_property
     def _model(self) -> dict[str, Any]:
         models = self.ask_object("/v1/models").get("data")
@@ -147,8 +153,8 @@ class VLLMClient(HttpClient):
         return totals.drafted // totals.steps if totals.steps and totals.drafted % totals.steps == 0 else None
 
     def _question(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
-        longest = self._model.get("max_model_len")
-        if not prompt or (isinstance(longest, int) and len(prompt) + max_new_tokens > longest):
+        longest = self.room
+        if not prompt or (longest is not None and len(prompt) + max_new_tokens > longest):
             raise DataError(
                 f"a prompt of {len(prompt)} tokens and a reply of {max_new_tokens} do not fit into {longest} positions",
                 "give the engine a longer context, ask for fewer tokens, or leave such prompts out",

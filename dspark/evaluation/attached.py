@@ -56,7 +56,8 @@ def certify_attached(
             f"start it with the package's own files: bash engines/{client.name}/launch.sh",
         )
     arms = [Arm(NONE, None, NoDrafts()), Arm(Fixed().name, None, Fixed())]
-    questions = Questions.of(profile, prompts, settings, prompts_per_domain)
+    rooms = (client.room, plain.room, target.record.max_position)
+    questions = Questions.of(profile, prompts, settings, prompts_per_domain, rooms)
     if plain.complete(questions.alone[0].token_ids, settings.max_new_tokens).counters.steps:
         raise DataError(
             f"{plain.name} at {plain.address} drafts: plain_url of serving profile {profile.name} is to be the same "

@@ -5,27 +5,18 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dspark.config.models import DType, EvaluationSettings, Sampling, ServingProfile
+from dspark.config.models import DType, EvaluationSettings, ServingProfile
 from dspark.decoding.records import RecordSet
 from dspark.errors import SettingsError
 from dspark.evaluation.acceptance import measure_acceptance
 from dspark.evaluation.agreement import compare_taus
-from dspark.evaluation.entry import (
-    Agreement,
-    CertificateEntry,
-    LosslessSummary,
-    Status,
-    Workload,
-    absent_entry,
-    against_none,
-    holds_until,
-)
+from dspark.evaluation.entries import Engine, measured_entry
+from dspark.evaluation.entry import Agreement, CertificateEntry, LosslessSummary, Status, absent_entry
 from dspark.evaluation.recommendation import against_champion, recommend
 from dspark.evaluation.results import LosslessReport
 from dspark.io.progress import Progress
@@ -116,41 +107,27 @@ def certify_reference(
             )
         )
     candidates = [comparison.only([arm.name for arm in own]) for comparison in comparisons]
-    reports = [comparison.report() for comparison in candidates]
-    recommended = recommend(candidates, proposer.gamma)
     against = None
     if champion is not None and rival is not None:
         named = {NONE: NONE} | {arm.policy.name: arm.name for arm in theirs}
+        recommended = recommend(candidates, proposer.gamma)
         against = against_champion(champion.package_digest, comparisons, recommended, named, rival.gamma)
-    status, reason = _status(agreement, lossless)
-    now = datetime.datetime.now(datetime.UTC)
-    return CertificateEntry(
-        profile=profile.name,
-        status=status,
-        reason=reason,
-        fingerprint=dict(fingerprint),
-        measured_at=now.isoformat(timespec="seconds"),
-        workload=Workload(
-            domains=tuple(sorted(set(engine.domains))),
-            sampling=Sampling(temperature=0.0),
-            thinking_mode=target.record.thinking_mode,
-            policy=Fixed().name,
-            prompts=len(chosen),
-            max_new_tokens=settings.max_new_tokens,
-        ),
-        acceptance={
+    return measured_entry(
+        Engine(profile, fingerprint, target.record.thinking_mode),
+        _status(agreement, lossless),
+        {
             domain: measure_acceptance(engine.of_domain(domain).decoded, seed=settings.seed)
             for domain in sorted(set(engine.domains))
             if any(len(one.cycles) for one in engine.of_domain(domain).decoded)
         },
-        offline_vs_engine=agreement,
+        candidates,
+        domains=engine.domains,
+        prompts=len(chosen),
+        gamma=proposer.gamma,
+        settings=settings,
         lossless=_lossless(lossless),
-        load=tuple(arm.load for report in reports for arm in report.arms.values()),
-        against_none=against_none(reports),
-        against_champion=against,
-        cycle=reports[0].arms[Fixed().name].cycle,
-        recommended=recommended,
-        holds_until=holds_until(fingerprint, now),
+        agreement=agreement,
+        champion=against,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from dspark.config.models import EvaluationSettings
 from dspark.corpus.prompts import PreparedPrompt
@@ -10,9 +11,13 @@ from dspark.decoding.drafting import Proposer
 from dspark.decoding.loop import decode
 from dspark.decoding.policies import Fixed
 from dspark.decoding.records import RecordSet
+from dspark.errors import DataError
 from dspark.io.digest import digest_json
 from dspark.io.progress import Progress
 from dspark.targets.loading import Target
+
+Prompt = TypeVar("Prompt")
+FEWEST = 2  # prompts, without which there is no interval
 
 
 def decode_prompts(
@@ -42,6 +47,36 @@ def decode_prompts(
         progress=progress,
     )
     return RecordSet(tuple(prompt.id for prompt in prompts), tuple(prompt.domain for prompt in prompts), tuple(decoded))
+
+
+def that_fit(
+    prompts: Sequence[Prompt],
+    tokens: Callable[[Prompt], int],
+    new_tokens: int,
+    rooms: Iterable[int | None],
+    *,
+    needed: int = FEWEST,
+) -> tuple[list[Prompt], int]:
+    """The prompts that leave room for their reply, and how many others there are.
+
+    Args:
+        prompts: all that were chosen.
+        tokens: of a prompt.
+        new_tokens: of a reply, at most.
+        rooms: positions that a request may have; None: no limit is known.
+        needed: how many have to remain where as many were chosen; of fewer, one.
+    Raises:
+        DataError: too few remain.
+    """
+    room = min((one for one in rooms if one is not None), default=None)
+    kept = [one for one in prompts if room is None or tokens(one) + new_tokens <= room]
+    if prompts and len(kept) < (needed if len(prompts) >= needed else 1):
+        raise DataError(
+            f"{len(prompts) - len(kept)} of {len(prompts)} prompts do not fit with a reply of {new_tokens} tokens into "
+            f"{room} positions, {len(kept)} are left",
+            "give the engine a longer context, or ask for fewer tokens or more prompts",
+        )
+    return kept, len(prompts) - len(kept)
 
 
 def first_prompts(prompts: Iterable[PreparedPrompt], per_domain: int) -> list[PreparedPrompt]:

@@ -5,8 +5,6 @@ Models only; nothing heavy is imported, so that a serving machine can read a cer
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -20,12 +18,10 @@ from dspark.evaluation.results import (
     LoadPoint,
     Model,
     Result,
-    ThroughputReport,
 )
 from dspark.measured import Measured
 
 Status = Literal["measured", "absent", "disagrees", "inconclusive"]
-VALID_DAYS = 180
 ENGINE_TEXTS = "texts of the engine with and without drafts"  # a method of checking losslessness
 
 
@@ -38,6 +34,7 @@ class Workload(Model):
     verification_rule: Literal["standard", "block"] = "standard"
     policy: str  # of `acceptance`
     prompts: int
+    left_out: int = 0  # that would have been decoded, but do not fit into the engine with their reply
     max_new_tokens: int
 
 
@@ -143,22 +140,6 @@ class CertificateEntry(Model):
             if missing:
                 raise ValueError(f"an entry that was measured lacks {', '.join(missing)}")
         return self
-
-
-def against_none(reports: Iterable[ThroughputReport]) -> tuple[AgainstNone, ...]:
-    """The ratio of every arm but plain decoding."""
-    return tuple(
-        AgainstNone(concurrency=arm.load.concurrency, arm=name, policy=arm.load.policy, ratio=arm.against_none)
-        for report in reports
-        for name, arm in report.arms.items()
-        if arm.against_none is not None
-    )
-
-
-def holds_until(fingerprint: Mapping[str, Any], measured: datetime.datetime) -> HoldsUntil:
-    """The end of what was measured on an engine at a time."""
-    end = measured + datetime.timedelta(days=VALID_DAYS)
-    return HoldsUntil(engine_version=str(fingerprint["engine_version"]), date=end.date().isoformat())
 
 
 def absent_entry(profile: ServingProfile, reason: str | None = None) -> CertificateEntry:

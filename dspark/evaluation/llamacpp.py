@@ -53,7 +53,7 @@ def certify_llamacpp(
     """
     gamma = drafter.config.gamma
     arms = served_arms(profile, gamma)
-    questions = Questions.of(profile, prompts, settings, prompts_per_domain)
+    questions = Questions.of(profile, prompts, settings, prompts_per_domain, [target.record.max_position])
     slots = max(profile.certify_concurrency)
     served = LlamaCppSettings(
         target_file,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dspark.config.models import EvaluationSettings, Sampling, ServingProfile
+from dspark.config.models import EvaluationSettings, ServingProfile
 from dspark.corpus.prompts import PreparedPrompt
 from dspark.decoding.policies import Fixed, NoDrafts, parse_policy
 from dspark.drafters.dspark import DSparkDrafter
@@ -24,9 +23,9 @@ from dspark.evaluation.counters import (
     measure_counters,
     replay_all,
 )
-from dspark.evaluation.decoding import first_prompts, spread_prompts
-from dspark.evaluation.entry import CertificateEntry, Status, Workload, against_none, holds_until
-from dspark.evaluation.recommendation import recommend
+from dspark.evaluation.decoding import first_prompts, spread_prompts, that_fit
+from dspark.evaluation.entries import Engine, measured_entry
+from dspark.evaluation.entry import CertificateEntry, Status
 from dspark.evaluation.rounds import NONE, Arm, Comparison, Request, Round, run_in_turn
 from dspark.evaluation.texts import compare_texts
 from dspark.io.progress import Progress
@@ -44,11 +43,13 @@ class Questions:
         alone: prompts that are decoded one after the other, for counters and texts.
         together: token ids of the prompts that are decoded at the same time, by concurrency.
         longest: positions of the longest prompt with its reply.
+        left_out: prompts that would be decoded alone, but do not fit.
     """
 
     alone: tuple[PreparedPrompt, ...]
     together: Mapping[int, Sequence[Sequence[int]]]
     longest: int
+    left_out: int = 0
 
     @classmethod
     def of(
@@ -57,9 +58,18 @@ class Questions:
         prompts: Sequence[PreparedPrompt],
         settings: EvaluationSettings,
         prompts_per_domain: int,
+        rooms: Iterable[int | None] = (),
     ) -> Questions:
-        """The first prompts of each domain alone, and prompts that take turns among the domains together."""
-        alone = tuple(first_prompts(prompts, prompts_per_domain))
+        """The first prompts of each domain alone, and prompts that take turns among the domains together.
+
+        Args:
+            rooms: positions that a request may have; prompts that do not fit with their reply are left out.
+        Raises:
+            DataError: too few fit.
+        """
+        reply, rooms = max(settings.max_new_tokens, settings.throughput_new_tokens), tuple(rooms)
+        alone, left_out = that_fit(first_prompts(prompts, prompts_per_domain), _tokens, reply, rooms)
+        prompts, _ = that_fit(prompts, _tokens, reply, rooms)
         together = {
             concurrency: [
                 one.token_ids for one in spread_prompts(prompts, max(settings.throughput_prompts, concurrency))
@@ -67,8 +77,11 @@ class Questions:
             for concurrency in sorted(profile.certify_concurrency)
         }
         everyone = [*(one.token_ids for one in alone), *(ids for group in together.values() for ids in group)]
-        reply = max(settings.max_new_tokens, settings.throughput_new_tokens)
-        return cls(alone, together, max(map(len, everyone)) + reply)
+        return cls(tuple(alone), together, max(map(len, everyone)) + reply, left_out)
+
+
+def _tokens(prompt: PreparedPrompt) -> int:
+    return len(prompt.token_ids)
 
 
 def certify_servers(
@@ -134,35 +147,22 @@ def certify_servers(
     )
     agreement = compare_counters(asked, seed=seed)
     lossless = compare_texts(target, questions.alone, drafted, plain)
-    status, reason = _status(*judge_counters(agreement), lossless.result == "inconclusive", drafted)
-    reports = [comparison.report() for comparison in comparisons]
-    now = datetime.datetime.now(datetime.UTC)
-    return CertificateEntry(
-        profile=profile.name,
-        status=status,
-        reason=reason,
-        fingerprint=dict(fingerprint),
-        measured_at=now.isoformat(timespec="seconds"),
-        workload=Workload(
-            domains=tuple(sorted({one.domain for one in questions.alone})),
-            sampling=Sampling(temperature=0.0),
-            thinking_mode=target.record.thinking_mode,
-            policy=Fixed().name,
-            prompts=len(questions.alone),
-            max_new_tokens=settings.max_new_tokens,
-        ),
-        acceptance={
+    return measured_entry(
+        Engine(profile, fingerprint, target.record.thinking_mode),
+        _status(*judge_counters(agreement), lossless.result == "inconclusive", drafted),
+        {
             domain: measure_counters([one.reply.counters for one in group], seed=seed)
             for domain, group in _by_domain(questions.alone, asked).items()
         },
-        export=export,
-        offline_vs_engine=agreement,
+        comparisons,
+        domains=[one.domain for one in questions.alone],
+        prompts=len(questions.alone),
+        left_out=questions.left_out,
+        gamma=gamma,
+        settings=settings,
         lossless=lossless,
-        load=tuple(arm.load for report in reports for arm in report.arms.values()),
-        against_none=against_none(reports),
-        cycle=reports[0].arms[Fixed().name].cycle,
-        recommended=recommend(comparisons, gamma),
-        holds_until=holds_until(fingerprint, now),
+        agreement=agreement,
+        export=export,
     )
 
 

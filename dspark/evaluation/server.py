@@ -23,6 +23,7 @@ from dspark.evaluation.counters import (
     judge_counters,
     replay_all,
 )
+from dspark.evaluation.decoding import that_fit
 from dspark.evaluation.entry import Agreement
 from dspark.evaluation.results import Model
 from dspark.io.progress import Progress
@@ -51,6 +52,7 @@ class ServerCertificate(Model):
     drafter_sha256: str
     measured_at: str  # ISO 8601, UTC
     prompts: int
+    left_out: int = 0  # of those that were chosen: too long for the server with their reply
     max_new_tokens: int
     n_max: int  # drafts of a block that the server verifies at most, from its counters
     gamma: int
@@ -81,12 +83,12 @@ def certify_server(
         client: the server; no one else may use it meanwhile, as most count for everybody together.
         target: the weights that the server has, as near as they can be had here.
         drafter: the one that the server has.
-        prompts: token ids.
+        prompts: token ids; those that do not fit with their reply are left out, and counted.
         drafter_file, drafter_sha256: named in the certificate.
         max_new_tokens: of each reply.
         tolerance: of the relative difference of tau.
     Raises:
-        DataError: no prompts.
+        DataError: no prompts, or too few that fit.
         ServiceError: the server does not answer, does not speculate, or serves others at the same time.
     """
     if not prompts:
@@ -99,6 +101,10 @@ def certify_server(
             f"{drafter.config.gamma}",
             "name the drafter that the server runs with, or start it with the drafter's own block size",
         )
+    rooms = (client.room, target.record.max_position)
+    prompts, left_out = that_fit(prompts, len, max_new_tokens, rooms)
+    if left_out:
+        progress.note(f"{left_out} prompts are too long for {min(room for room in rooms if room)} positions: left out")
     progress.start("ask the server", len(prompts), unit="prompts")
     replies = []
     for prompt in prompts:
@@ -127,6 +133,7 @@ def certify_server(
         drafter_sha256=drafter_sha256,
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         prompts=len(prompts),
+        left_out=left_out,
         max_new_tokens=max_new_tokens,
         n_max=n_max,
         gamma=drafter.config.gamma,

@@ -126,6 +126,21 @@ def test_a_server_without_drafts_and_one_with_other_traffic_are_refused(pair: tu
         certify_server(Server(*pair), *pair, [], drafter_file=Path("d"), drafter_sha256="")
 
 
+def test_prompts_that_are_too_long_are_left_out_and_counted(pair: tuple[Any, Any]) -> None:
+    """99 positions and replies of 24 leave room for prompts of 75 tokens; the target itself has 128 positions."""
+    fields = {"drafter_file": Path("d.gguf"), "drafter_sha256": "0" * 64, "max_new_tokens": LIMIT}
+    fits, too_long = [3] * 75, [3] * 76
+    found = certify_server(Server(*pair), *pair, [*PROMPTS, too_long, fits], **fields)
+    assert (found.prompts, found.left_out, found.verdict) == (len(PROMPTS) + 1, 1, "agrees")
+    nine = [*[*PROMPTS, *PROMPTS][:8], too_long]
+    found = certify_server(Server(*pair), *pair, nine, **fields)
+    assert found.prompts + found.left_out == len(nine)
+    with pytest.raises(DataError, match="2 of 3 prompts do not fit with a reply of 24 tokens into 99 positions, 1 are"):
+        certify_server(Server(*pair), *pair, [PROMPTS[0], too_long, too_long], **fields)
+    with pytest.raises(DataError, match="2 of 2 prompts"):
+        certify_server(Server(*pair), *pair, [too_long, too_long], **fields)
+
+
 @pytest.mark.parametrize("double", [SGLangDouble, VLLMDouble, lambda engine: VLLMDouble(engine, own=False)])
 def test_sglang_and_vllm_are_certified_by_their_own_protocols(pair: tuple[Any, Any], double: Any) -> None:
     with serving(double(Engine(*pair, eos_token_ids=frozenset([5, 17])))) as address:
