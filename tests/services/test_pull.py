@@ -1,4 +1,4 @@
-"""Pulling what MLflow itself stored: its database, a real `mlflow server` on loopback, and S3 as moto serves it.
+"""Pulling from services that run for real: `mlflow server` on loopback, and S3 as moto serves it.
 
 Published and asked with the released MLflow and boto3; only the services are this machine's own.
 """
@@ -17,72 +17,46 @@ from pathlib import Path
 import fake_build
 import pytest
 
-from dspark.errors import IntegrityError, PreflightError, ServiceError, SettingsError
+from dspark.errors import IntegrityError, ServiceError, SettingsError
 from dspark.package.assemble import assemble
 from dspark.package.signature import sign, write_keys
 from dspark.package.verify import read_manifest, verify
-from dspark.registry import artifacts, lookup
+from dspark.registry import artifacts
 from dspark.registry.lookup import find_version
 from dspark.registry.publish import publish
 from dspark.registry.pull import pull
-from dspark.registry.receipts import default_uri
 from dspark.registry.signing import register_signature
 
 ADDRESS = "models:/dspark-demo@candidate"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _asked_for() -> None:
+    if not os.environ.get("DSPARK_TEST_SERVICES"):
+        pytest.skip("starts services: make test-services")
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def another(tmp_path_factory) -> Path:
-    """A package with other costs."""
-    root = tmp_path_factory.mktemp("another")
+def made(root: Path, steps_per_second: str) -> Path:
+    """A package whose costs are these."""
     sources = fake_build.make(root)
     cost = sources.costs[fake_build.CPU]
-    cost.write_text(cost.read_text().replace("60.0", "61.0"))
+    cost.write_text(cost.read_text().replace("60.0", steps_per_second))
     assemble(sources, root / "package", card=fake_build.card)
     return root / "package"
 
 
-# ---------------------------------------------------------------- a workspace's own database
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    return made(tmp_path_factory.mktemp("one"), "60.0")
 
 
-def test_from_a_workspaces_own_registry_also_after_it_was_moved(pristine, database, tmp_path):
-    """MLflow keeps absolute addresses of artifacts; they lie beside the database wherever that is."""
-    workspace = tmp_path / "work space ü"
-    (workspace / "mlflow").mkdir(parents=True)
-    shutil.copyfile(database, workspace / "mlflow" / "mlflow.db")
-    publish(pristine, workspace=workspace, build="demo", receipts=workspace / "receipts")
-    pull(ADDRESS, tmp_path / "p", tracking_uri=default_uri(workspace))
-    assert tree(tmp_path / "p") == tree(pristine)
-    moved = workspace.rename(tmp_path / "moved")
-    pull("models:/dspark-demo/1", tmp_path / "q", tracking_uri=default_uri(moved))
-    assert tree(tmp_path / "q") == tree(pristine)
-    for absent in ("models:/dspark-demo@production", "models:/dspark-demo/2", "models:/dspark-other@candidate"):
-        with pytest.raises(SettingsError, match="not in the registry"):
-            pull(absent, tmp_path / "r", tracking_uri=default_uri(moved))
-
-
-def test_a_database_is_never_made_by_asking_it(tmp_path):
-    with pytest.raises(ServiceError, match="no such registry"):
-        pull(ADDRESS, tmp_path / "p", tracking_uri=f"sqlite:///{tmp_path / 'none' / 'mlflow.db'}")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_not_installed_is_named_with_what_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup, "find_spec", lambda name: None)
-    monkeypatch.setattr(artifacts, "find_spec", lambda name: None)
-    with pytest.raises(PreflightError) as caught:
-        pull(ADDRESS, tmp_path / "p", tracking_uri="postgresql://me:secret@host/mlflow")
-    assert "dspark[pipeline]" in caught.value.hint and "secret" not in caught.value.message
-    with pytest.raises(PreflightError) as caught:
-        artifacts.artifacts_at("s3://bucket/x", "http://127.0.0.1:9")
-    assert "dspark[s3]" in caught.value.hint
-
-
-# ---------------------------------------------------------------- real services
+@pytest.fixture(scope="module")
+def another(tmp_path_factory) -> Path:
+    return made(tmp_path_factory.mktemp("another"), "61.0")
 
 
 def free_port() -> int:
@@ -116,10 +90,9 @@ def s3():
 
 
 @pytest.fixture(scope="module")
-def server(database, tmp_path_factory, s3):
+def server(tmp_path_factory, s3):
     """`mlflow server` as it comes, which hands out artifacts of a folder."""
     root = tmp_path_factory.mktemp("server")
-    shutil.copyfile(database, root / "mlflow.db")
     port = free_port()
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
@@ -152,11 +125,9 @@ def client(server):
     return mlflow.MlflowClient(server, server)
 
 
-@pytest.mark.slow
 def test_from_a_real_server_that_hands_artifacts_out(server, pristine, tmp_path):
-    """The database fixture's experiment lies in a folder; a new one lies wherever the server says: proxied."""
+    """The artifacts of an experiment lie wherever the server says: proxied."""
     connection = client(server)
-    connection.rename_experiment(connection.get_experiment_by_name("dspark").experiment_id, "local")
     public = write_keys(tmp_path / "key.pem")
     publish(pristine, workspace=tmp_path, build="demo", receipts=tmp_path / "receipts", tracking_uri=server)
     assert find_version(ADDRESS, server).artifacts.startswith("mlflow-artifacts:/")
@@ -176,7 +147,6 @@ def test_from_a_real_server_that_hands_artifacts_out(server, pristine, tmp_path)
     assert tree(tmp_path / "q") == tree(tmp_path / "signed")
 
 
-@pytest.mark.slow
 def test_from_s3(server, s3, another, tmp_path):
     """The registry is a server, the artifacts lie in a bucket and are read from there."""
     connection = client(server)
@@ -204,7 +174,6 @@ def test_from_s3(server, s3, another, tmp_path):
     assert tree(tmp_path / "q") == tree(another)
 
 
-@pytest.mark.slow
 def test_a_bucket_that_is_not_there_or_out_of_reach_is_a_failed_service(s3, tmp_path, monkeypatch):
     store = artifacts.artifacts_at("s3://none/x", "http://127.0.0.1:9")
     with pytest.raises(ServiceError, match="NoSuchBucket"), store.open("y"):
