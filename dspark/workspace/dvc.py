@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import PreflightError, StageError
+from dspark.io.yamlfile import read_yaml
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Listener, Outcome, Status
 from dspark.workspace.process import child_environment
 from dspark.workspace.results import StageResult, log_path, read_result
 
+NEVER_RAN = "it has not run yet"
 _RUNNING = re.compile(r"^Running stage '(?P<stage>[^']+)':")
 _UNCHANGED = re.compile(r"^Stage '(?P<stage>[^']+)' didn't change, skipping")
 _EXITED = re.compile(r"failed to run: .*exited with (?P<code>-?\d+)$")
@@ -171,7 +173,7 @@ def changed_stages(workspace: Workspace, target: str) -> dict[str, list[str]]:
     """What `dvc status` says about a stage and everything it depends on.
 
     Returns:
-        for each stage that would run, the reasons.
+        for each stage that would run, the reasons; of one that never ran, that.
     Raises:
         PreflightError: DVC cannot read the workspace.
     """
@@ -190,7 +192,16 @@ def changed_stages(workspace: Workspace, target: str) -> dict[str, list[str]]:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise PreflightError(f"dvc status: {lines[0] if lines else 'failed'}", "dspark doctor")
     found: dict[str, Any] = json.loads(done.stdout)
-    return {name: _reasons(changes) for name, changes in found.items()}
+    # DVC calls everything that a stage reads `modified`, also of one that never ran.
+    ran = _stages_that_ran(workspace)
+    return {name: _reasons(changes) if name in ran else [NEVER_RAN] for name, changes in found.items()}
+
+
+def _stages_that_ran(workspace: Workspace) -> set[str]:
+    """Stages that `dvc.lock` knows."""
+    path = workspace.root / "dvc.lock"
+    lock = read_yaml(path) if path.is_file() else None
+    return set(lock.get("stages") or ()) if isinstance(lock, dict) else set()
 
 
 def _reasons(changes: Iterable[Any]) -> list[str]:
@@ -211,7 +222,7 @@ def _reasons(changes: Iterable[Any]) -> list[str]:
 
 def _reason(path: str, what: str) -> str:
     if path.startswith(".dspark/inputs/"):
-        return "it was not made yet" if what == "new" else "its settings or code changed"
+        return "its settings or code changed"
     if path.startswith(".dspark/fingerprints/"):
         return "the machine or a library version changed"
     if path.startswith("targets/"):

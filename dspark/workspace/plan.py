@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dspark.config.build import ResolvedBuild
 from dspark.config.resolve import Pipeline
-from dspark.errors import DataError
+from dspark.errors import DataError, ServiceError
 from dspark.io.jsonfile import read_model
 from dspark.workspace import preflight
 from dspark.workspace.dvc import changed_stages
@@ -52,9 +52,12 @@ def plan(workspace: Workspace, pipeline: Pipeline) -> Plan:
 
     Raises:
         PreflightError: a run is under way, or DVC cannot read the workspace.
+        ServiceError: a server of a serving profile does not answer, so that what is up to date cannot be told.
     """
     chosen = pipeline.chosen
     problems = tuple(preflight.find_problems(workspace, chosen))
+    if any(problem.exit_code == ServiceError.exit_code for problem in problems):
+        raise preflight.refusal(chosen.name, problems)  # the very error of `dspark run`
     fetched = is_current(workspace, chosen.build.target)
     steps = [
         Step(f"target@{chosen.build.target.name}", "up to date")

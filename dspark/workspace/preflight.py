@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
 from dspark.config.build import ResolvedBuild
 from dspark.config.models import ShardRecords, TargetSpec
 from dspark.corpus.domains import domain_file
-from dspark.errors import DsparkError, PreflightError
+from dspark.errors import DsparkError, PreflightError, ServiceError
 from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
 from dspark.workspace.layout import Workspace
@@ -31,6 +32,13 @@ class Problem:
 
     what: str
     hint: str
+    exit_code: int = PreflightError.exit_code
+
+    @classmethod
+    def of(cls, where: str, error: DsparkError) -> Problem:
+        """What an error says of something, with its exit code where a service cannot be reached."""
+        code = error.exit_code if isinstance(error, ServiceError) else PreflightError.exit_code
+        return cls(f"{where}: {error.message}", error.hint, code)
 
 
 def check(workspace: Workspace, resolved: ResolvedBuild) -> None:
@@ -38,16 +46,22 @@ def check(workspace: Workspace, resolved: ResolvedBuild) -> None:
 
     Raises:
         PreflightError: all problems, with what mends each.
+        ServiceError: the same, if services that cannot be reached are all that is wrong.
     """
-    problems = find_problems(workspace, resolved)
-    if not problems:
-        return
+    if problems := find_problems(workspace, resolved):
+        raise refusal(resolved.name, problems)
+
+
+def refusal(build: str, problems: Sequence[Problem]) -> DsparkError:
+    """The error that some problems are for a build."""
+    unreachable = all(problem.exit_code == ServiceError.exit_code for problem in problems)
+    kind = ServiceError if unreachable else PreflightError
     if len(problems) == 1:
-        raise PreflightError(problems[0].what, problems[0].hint)
-    lines = [f"{len(problems)} things keep build {resolved.name!r} from running"]
+        return kind(problems[0].what, problems[0].hint)
+    lines = [f"{len(problems)} things keep build {build!r} from running"]
     for problem in problems:
         lines += [f"  {problem.what}", *(f"    {line}" for line in problem.hint.splitlines())]
-    raise PreflightError("\n".join(lines))
+    return kind("\n".join(lines))
 
 
 def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
@@ -106,7 +120,7 @@ def unfit_profiles(resolved: ResolvedBuild) -> list[Problem]:
         try:
             found = fingerprint(profile)
         except DsparkError as error:  # a server that does not answer
-            problems.append(Problem(f"serving profile {profile.name}: {error.message}", error.hint))
+            problems.append(Problem.of(f"serving profile {profile.name}", error))
             continue
         problems += [
             Problem(
@@ -139,7 +153,7 @@ def unfit_records(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
         elif profile is not None and profile.records_url is not None:
             require_collecting(SGLangClient(profile.records_url))
     except DsparkError as error:
-        return [Problem(f"calibration.records: {error.message}", error.hint)]
+        return [Problem.of("calibration.records", error)]
     return []
 
 

@@ -101,7 +101,7 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
     """Make the package of a build and register it.
 
     Raises:
-        SettingsError, PreflightError: before anything is changed.
+        SettingsError, PreflightError, ServiceError: before anything is changed.
         DsparkError: a stage failed (its own exit code), or publishing did; what there is to tell the tracking server is
             kept for the next run or `dspark registry sync` then.
         Interrupted: stopped at a safe point; the same command goes on from there.

@@ -233,6 +233,7 @@ def test_plain_dvc_works_in_the_workspace_after_a_plan(fake: FakeSandbox) -> Non
     assert {step["name"].partition("@")[0] for step in done.json["steps"] if step["action"] == "will run"} == {
         *EVERYTHING
     }
+    assert {step["reason"] for step in done.json["steps"] if "target@" not in step["name"]} == {"it has not run yet"}
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "package@fake"],

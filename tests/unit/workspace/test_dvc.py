@@ -136,7 +136,6 @@ def test_reasons_of_dvc_status_are_put_in_words() -> None:
         {
             "changed deps": {
                 ".dspark/inputs/train/b.json": "modified",
-                ".dspark/inputs/train/c.json": "new",
                 ".dspark/fingerprints/cpu.json": "modified",
                 "targets/t.json": "deleted",
                 "corpora/c/features/manifest.json": "deleted",
@@ -148,7 +147,6 @@ def test_reasons_of_dvc_status_are_put_in_words() -> None:
     ]
     assert _reasons(changes) == [
         "its settings or code changed",
-        "it was not made yet",
         "the machine or a library version changed",
         "the target is not fetched yet",
         "corpora/c/features/manifest.json is not made yet",

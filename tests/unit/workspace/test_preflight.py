@@ -14,9 +14,10 @@ import pytest
 from dspark.config.build import ResolvedBuild
 from dspark.config.models import ServingProfile
 from dspark.config.resolve import resolve
-from dspark.errors import PreflightError
+from dspark.errors import PreflightError, ServiceError
 from dspark.workspace import preflight
 from dspark.workspace.layout import Workspace
+from dspark.workspace.plan import plan
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -137,3 +138,20 @@ def test_records_that_no_engine_would_give_are_a_problem(workspace: Workspace) -
     resolved = replace(resolve(CHECKOUT, build="tiny").chosen, records_profile=far)
     (problem,) = preflight.unfit_records(workspace, resolved)
     assert "SGLang at http://127.0.0.1:9: it did not answer /server_info" in problem.what
+
+
+def test_a_service_that_is_away_is_the_same_error_for_run_and_plan(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 where nothing else is wrong; both name it before anything is asked of DVC or written."""
+    pipeline = resolve(CHECKOUT, build="tiny")
+    away = preflight.Problem.of("serving profile far", ServiceError("nobody answers", "start it"))
+    found = [away]
+    monkeypatch.setattr(preflight, "find_problems", lambda workspace, resolved: found)
+    for others, kind, code in (([], ServiceError, 8), ([preflight.Problem("full", "free some")], PreflightError, 3)):
+        found[1:] = others
+        for call in (lambda: preflight.check(workspace, pipeline.chosen), lambda: plan(workspace, pipeline)):
+            with pytest.raises(kind) as caught:
+                call()
+            assert caught.value.exit_code == code and "serving profile far: nobody answers" in caught.value.message
+    assert list(workspace.root.iterdir()) == []
