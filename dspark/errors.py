@@ -76,6 +76,14 @@ class Interrupted(BaseException):
     """A stop was requested and a safe point was reached (exit code 130).
 
     Not an `Exception`, so that no handler of ordinary failures swallows it.
+
+    Args:
+        message: what was stopped, if that is not plain.
+        hint: what the same command would do.
     """
 
     exit_code = 130
+
+    def __init__(self, message: str = "", hint: str = "the same command goes on from here") -> None:
+        super().__init__(*([message] if message else []))
+        self.hint = hint

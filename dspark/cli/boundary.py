@@ -36,7 +36,8 @@ def run_command(arguments: Sequence[str]) -> int:
             _traceback()
         return _report(error.message, error.hint, error.exit_code, as_json)
     except (Interrupted, KeyboardInterrupt, click.Abort) as stop:
-        return _report(str(stop) or "stopped", "the same command goes on from here", INTERRUPTED, as_json)
+        hint = stop.hint if isinstance(stop, Interrupted) else Interrupted().hint
+        return _report(str(stop) or "stopped", hint, INTERRUPTED, as_json)
     except Exception as fault:
         if debug:
             _traceback()

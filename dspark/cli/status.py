@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from dspark.cli.options import as_json, duration, print_json, print_table, short, workspace_of
+from dspark.errors import PreflightError
+
+if TYPE_CHECKING:
+    from dspark.workspace.status import Standing
 
 
 @click.command()
 @as_json
 @click.pass_context
 def status(context: click.Context, json_output: bool) -> None:
-    """Show how the newest run stands; works while it runs, from any terminal."""
-    from dspark.cli.display import sentence
+    """Show how the newest run and the last exports stand; works while they run, from any terminal."""
+    from dspark.io.jsonfile import model_json
+    from dspark.workspace.exports import read_exports
     from dspark.workspace.status import status as read_status
 
-    standing = read_status(workspace_of(context))
+    workspace = workspace_of(context)
+    exports = read_exports(workspace)
+    try:
+        standing = read_status(workspace)
+    except PreflightError:
+        if not exports:
+            raise
+        standing = None
     if json_output:
-        print_json(standing.as_json())
+        told = standing.as_json() if standing else {"schema": "dspark/status/1"}
+        print_json({**told, **({"exports": [model_json(one) for one in exports]} if exports else {})})
         return
+    if standing is not None:
+        _show(standing)
+    rows = [(f"export of {one.target}", one.state, duration(one.seconds), one.message or one.out) for one in exports]
+    if rows:
+        print_table(rows)
+
+
+def _show(standing: Standing) -> None:
+    from dspark.cli.display import sentence
+
     record = standing.record
     since = "for" if standing.state == "running" else "after"
     took = duration(standing.seconds)

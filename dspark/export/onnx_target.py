@@ -7,7 +7,6 @@ counts (package.md: an export is right when the tokens are).
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from dspark.errors import DataError, GateError, SettingsError
 from dspark.export.onnx_files import describe_weights, floats, integers, move_weights, trace, write_graph
 from dspark.export.target_graph import TargetStep, product_attention
 from dspark.export.target_parity import Arrays, Geometry, compare_target
-from dspark.io.atomic import replace_tree, write_text
+from dspark.io.atomic import replaced_tree, write_text
 from dspark.io.jsonfile import read_model, write_model
 from dspark.io.progress import Progress
 from dspark.targets.loading import Target
@@ -68,9 +67,7 @@ def export_target(
     progress = progress or Progress()
     progress.start(f"export {target.record.name}", 2 + len(prompts), unit="steps")
     geometry = Geometry.of(target.model.config)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        folder = Path(scratch) / out.name
-        folder.mkdir()
+    with replaced_tree(out) as folder:
         description = _write(target, geometry, folder, prompts, new_tokens, opset, progress)
         compared = description.compared
         if compared.verdict != "equal":
@@ -80,7 +77,6 @@ def export_target(
                 f"to {compared.max_logit_difference:.2g}, features by up to {compared.max_feature_difference:.2g}",
                 "this is a fault of the exporter or of ONNX Runtime; report it with these figures",
             )
-        replace_tree(folder, out)
     return description
 
 

@@ -66,6 +66,45 @@ def replace_tree(source: Path, destination: Path) -> None:
         shutil.rmtree(aside.parent, ignore_errors=True)
 
 
+def unfinished_folder(destination: Path) -> Path:
+    """The hidden folder beside `destination` in which its new content is made; whoever is killed leaves it behind."""
+    return destination.with_name(f".{destination.name}.unfinished")
+
+
+@contextmanager
+def replaced_tree(destination: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; on success it takes the place of `destination`, on failure nothing is left of it.
+
+    What a killed process left there is removed first (`clear_unfinished`).
+    """
+    clear_unfinished(destination)
+    scratch = unfinished_folder(destination)
+    folder = scratch / destination.name
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        replace_tree(folder, destination)
+    finally:
+        clear_unfinished(destination)
+
+
+def clear_unfinished(destination: Path) -> int | None:
+    """Remove the hidden folder of `destination`; what stood there before is put back if a kill came between the moves.
+
+    Returns:
+        the bytes that were removed, None if there was no such folder.
+    """
+    scratch = unfinished_folder(destination)
+    if not scratch.is_dir():
+        return None
+    for aside in scratch.glob(f".replaced-*/{destination.name}"):
+        if not destination.exists():
+            aside.replace(destination)
+    size = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
+    shutil.rmtree(scratch, ignore_errors=True)
+    return size
+
+
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

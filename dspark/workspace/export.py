@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +17,11 @@ from dspark.config.models import DomainSpec
 from dspark.corpus.domains import read_domain
 from dspark.corpus.screening import screen
 from dspark.corpus.splits import order_key
-from dspark.errors import DataError, PreflightError
+from dspark.errors import DataError, Interrupted, PreflightError
 from dspark.io.progress import install_stop_signals
 from dspark.targets.catalogue import read_target
 from dspark.targets.materialise import materialise
+from dspark.workspace.exports import ExportRecord, clear_killed, write_export
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import ListenedProgress, Listener
 from dspark.workspace.lock import run_lock
@@ -54,13 +58,39 @@ def export_target(workspace: Workspace, name: str, out: Path, listener: Listener
     install_stop_signals()
     started = time.monotonic()
     progress = ListenedProgress(listener, f"{STAGE}@{name}")
-    with run_lock(workspace, f"dspark targets export {name}", listener.note):
+    with run_lock(workspace, f"dspark targets export {name}", listener.note), _noted(workspace, name, out, listener):
         record = materialise(spec, root=workspace.root, progress=progress)
         target = load_target(record, workspace.root, dtype="float32")
         prompts = _prompts(workspace, target)
         description = write_target(target, prompts, out, new_tokens=_NEW_TOKENS, progress=progress)
     progress.end(time.monotonic() - started)
     return description
+
+
+@contextmanager
+def _noted(workspace: Workspace, name: str, out: Path, listener: Listener) -> Iterator[None]:
+    """Clear up after killed exports, and note how this one stands and ends.
+
+    Raises:
+        Interrupted: saying that the same command begins anew.
+    """
+    clear_killed(workspace, out, listener.note)
+    record = ExportRecord(target=name, out=str(out), pid=os.getpid(), started=time.time())
+    write_export(workspace, record)
+    try:
+        yield
+        record.state = "done"
+    except (Interrupted, KeyboardInterrupt):
+        record.state, record.message = "interrupted", f"nothing was written to {out}"
+        raise Interrupted(
+            f"the export of {name} was stopped: {record.message}", "the same command begins the export anew"
+        ) from None
+    except BaseException as reason:
+        record.state, record.message = "failed", str(reason)
+        raise
+    finally:
+        record.finished = time.time()
+        write_export(workspace, record)
 
 
 def _prompts(workspace: Workspace, target: Target) -> list[list[int]]:

@@ -36,6 +36,11 @@ class Workspace:
         return self.state / "runs"
 
     @property
+    def exports(self) -> Path:
+        """One file per target that was exported."""
+        return self.state / "exports"
+
+    @property
     def dag(self) -> Path:
         """The dictionaries that `dvc.yaml` runs over."""
         return self.state / "dag.json"

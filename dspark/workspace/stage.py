@@ -167,6 +167,8 @@ def _execute(name: str, key: str, main: Main, progress: Progress) -> str:
     paths = StagePaths(workspace, spec, key, entry, out=staged, work=folder / "state")
     finished = folder / FINISHED / staged.name
     if not finished.exists():
+        if staged.parent.exists():
+            progress.note(f"an earlier {name} was stopped on its way: its unfinished output is removed")
         shutil.rmtree(staged.parent, ignore_errors=True)
         staged.parent.mkdir(parents=True)
         if not spec.writes_file:
