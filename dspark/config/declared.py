@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dspark.config.models import Settings
+from dspark.config.models import NAME_PATTERN, Settings
+from dspark.config.wording import options_of, wording
 from dspark.errors import SettingsError
 from dspark.io.yamlfile import key_line, read_yaml
 
 Declared = TypeVar("Declared", bound=Settings)
 
-NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,62}$")
+NAME = re.compile(NAME_PATTERN)
 
 
 @dataclass(frozen=True)
@@ -161,15 +162,16 @@ def describe(item: ErrorDetails, model: type[BaseModel], prefix: str = "") -> st
         return f"unknown key {key!r}"
     if item["type"] == "missing":
         return f"key {key!r} is missing"
-    text = item["msg"].removeprefix("Value error, ")
-    text = text[:1].lower() + text[1:]
+    text = wording(item)
     given = item.get("input")
     shown = f", not {given!r}" if isinstance(given, str | int | float | bool) or given is None else ""
     return f"{key}: {text}{shown}" if key else text
 
 
 def hint_for(item: ErrorDetails, model: type[BaseModel]) -> str:
-    """Did-you-mean for an unknown key, from the fields of the model that the key was meant for."""
+    """Did-you-mean for one of a few values, or for an unknown key, from the fields of the model it was meant for."""
+    if isinstance(item.get("input"), str) and (near := closest(item["input"], options_of(item))):
+        return f"did you mean {near!r}?"
     if item["type"] != "extra_forbidden":
         return ""
     *parents, key = item["loc"]

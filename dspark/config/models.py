@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 # Names become file names, DVC stage names and registry names: one spelling that is safe in all of them.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+ADDRESS_PATTERN = r"^https?://[^/\s]+.*$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 Count = Annotated[int, Field(gt=0)]
 VERSION_RANGE = r"^(>=|<=|==|<|>)[0-9][0-9.]*(,(>=|<=|==|<|>)[0-9][0-9.]*)*$"
 DType = Literal["float32", "bfloat16", "float16"]
@@ -395,7 +398,7 @@ class ServiceLevel(Settings):
 
 MEASURED = ("reference", "llamacpp")  # engines that this version starts and measures itself
 ATTACHED = ("sglang", "vllm")  # engines that it measures through servers that run already
-Address = Annotated[str, StringConstraints(pattern=r"^https?://[^/\s]+.*$")]
+Address = Annotated[str, StringConstraints(pattern=ADDRESS_PATTERN)]
 POLICY = re.compile(r"fixed|fixed\([1-9][0-9]*\)|threshold\(0\.(?=[0-9]*[1-9])[0-9]{1,3}\)")
 
 

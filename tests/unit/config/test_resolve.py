@@ -232,7 +232,7 @@ def test_a_name_that_contradicts_its_file_is_refused(root: Path) -> None:
         ("target: small\ntraining: 3\n", "training: expected `key: value` lines"),
         ("- target\n", "expected `key: value` lines, found a list"),
         ("target: [\n", "not valid YAML"),
-        ("target: small\ncorpus: No Name\n", "corpus.name: string should match"),
+        ("target: small\ncorpus: No Name\n", "corpus.name: must be a name of a-z, 0-9"),
     ],
 )
 def test_malformed_builds_are_refused_with_the_file(root: Path, text: str, said: str) -> None:
@@ -406,3 +406,47 @@ def test_shards_need_the_digests_of_what_was_served(root: Path) -> None:
     )
     records = resolve(root, target="small", flags=flags + digests).chosen.build.calibration.records
     assert records.kind == "shards" and records.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "engine: referense",
+            "engine: must be reference, llamacpp, sglang, vllm, tensorrt_llm or tensorrt, not 'refer",
+        ),
+        (
+            "engine_versions: newest",
+            "engine_versions: must be a range of versions, such as >=0.5.23,<0.6, not 'newest'",
+        ),
+        ("url: a:1", "url: must be an address, such as http://127.0.0.1:30000, not 'a:1'"),
+        ("requests: 3", "requests: expected a list, not 3"),
+        ("requests: []", "requests: must hold at least 1, it holds 0"),
+        ("requests: [0]", "requests: must be > 0, not 0"),
+        ("requests: [1.5]", "requests: must be a whole number, not 1.5"),
+        ("threads: many", "threads: must be a whole number, not 'many'"),
+        ("repeats: 3", "repeats: must be at least 5, not 3"),
+        ("limits: 5", "limits: expected `key: value` lines, not 5"),
+        ("hardware: {accelerator: 5}", "hardware.accelerator: must be text, not 5"),
+        ("sampling: {top_p: 1.5}", "sampling.top_p: must be at most 1, not 1.5"),
+        ("sampling: {temperature: hot}", "sampling.temperature: must be a number, not 'hot'"),
+        ("policies: [all]", "policies: a policy is fixed, fixed(k) or threshold(0.x), not 'all'"),
+        ("hardwere: {}", "unknown key 'hardwere'"),
+    ],
+)
+def test_mistakes_in_serving_profiles_are_told_in_our_own_words(root: Path, line: str, said: str) -> None:
+    rest = "" if line.startswith("engine:") else "engine: reference\n"
+    write(root, "serving_profiles/cpu.yaml", f"{rest}access: local\n{line}\n")
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small")
+    assert f"serving_profiles/cpu.yaml:{3 if rest else 2}: {said}" in str(caught.value)
+    assert "nput should" not in str(caught.value) and "tring should" not in str(caught.value)
+
+
+def test_a_misspelt_value_is_answered_with_the_one_that_was_meant(root: Path) -> None:
+    write(root, "serving_profiles/cpu.yaml", "engine: referense\naccess: local\n")
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small")
+    assert caught.value.hint == "did you mean 'reference'?"
+    with pytest.raises(Mistakes, match=r"calibration\.records: kind must be decoding, server, shards, not 'shard'"):
+        resolve(root, target="small", flags=("calibration.records.kind=shard",))
