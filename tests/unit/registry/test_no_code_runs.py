@@ -15,16 +15,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_build
 import pytest
 from fake_server import serving
 
+from dspark.config.gates import read_gates
 from dspark.package.signature import write_keys
 from dspark.package.verify import read_manifest
+from dspark.registry.connection import connected
+from dspark.registry.gates import judge
+from dspark.registry.promotion import Author, promote
+from dspark.registry.publish import publish
+from dspark.registry.receipts import default_uri
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "package"))
 
+from race import forked
 from resealing import reseal
-from trap import SPRUNG
+from trap import SPRUNG, arm
 
 TRAP = Path(__file__).with_name("trap.py")
 ROOT = Path(__file__).parents[3]
@@ -161,3 +169,37 @@ def test_a_pull_brings_baits_home_at_most_as_bytes(pristine, mark, tmp_path):
     listed = {entry.path for entry in read_manifest(package).files} | {"manifest.json"}
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == listed and not mark.exists()
+
+
+def test_promoting_runs_nothing_of_it(pristine, database, mark, tmp_path):
+    """The gates read it, the verification too; in a process whose trap is armed once mlflow is loaded."""
+    workspace = tmp_path / "workspace"
+    (workspace / "mlflow").mkdir(parents=True)
+    shutil.copyfile(database, workspace / "mlflow" / "mlflow.db")
+    folder = Path(shutil.copytree(pristine, tmp_path / "package"))
+    bait_inside(folder, mark)
+    publish(folder, workspace=workspace, build="demo", receipts=workspace / "receipts")
+    (model,) = (path.parent for path in (workspace / "mlflow").rglob("MLmodel"))
+    (model / "pyfunc_model.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    bait_beside(model, mark)
+    policy = read_gates(ROOT)
+
+    def work() -> None:
+        with connected(default_uri(workspace), workspace=workspace) as registry:
+            arm(str(tmp_path))
+            done = promote(
+                registry,
+                "demo",
+                "production",
+                judge=lambda package, champion: judge(
+                    package, policy, champion=champion, profiles=fake_build.profiles(), stage="production"
+                ),
+                author=Author("ada", "c0ffee"),
+                scratch=workspace / "work",
+                force=True,
+                reason="nothing of it may run, whatever the gates say",
+            )
+            assert done.outcome == "done"
+
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1]) == 0
+    assert not mark.exists()
