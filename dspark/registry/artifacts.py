@@ -68,6 +68,17 @@ def artifacts_at(address: str, tracking_uri: str) -> Artifacts:
     )
 
 
+class Within:
+    """A folder of a store, as a store."""
+
+    def __init__(self, store: Artifacts, folder: str) -> None:
+        self._store, self._folder = store, folder
+
+    def open(self, path: str) -> AbstractContextManager[Readable]:
+        """See `Artifacts.open`."""
+        return self._store.open(f"{self._folder}/{path}")
+
+
 class FolderArtifacts:
     """A folder, also on a disk that several machines share."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +21,10 @@ from dspark.package.layout import MANIFEST, SIGNATURE
 from dspark.package.manifest import FileEntry, Manifest
 from dspark.package.signature import SIGNATURE_BYTES, check_signature
 from dspark.package.verify import MAX_MANIFEST, compare_digest, parse_manifest, verify
-from dspark.registry.artifacts import Artifacts, FolderArtifacts, artifacts_at
+from dspark.registry.artifacts import Artifacts, FolderArtifacts, Within, artifacts_at
 from dspark.registry.gathering import gathering, prune, require_free, require_space
 from dspark.registry.lookup import SIGNATURE_TAG, Version, find_version
 
-PACKAGE = "artifacts/package"  # where `publish` has MLflow put the package, beside the MLmodel that is never fetched
 _CHUNK = 2**20
 _AGAIN = "give the same command again: files that are whole are kept"
 
@@ -59,8 +59,7 @@ def pull(
     progress = progress or Progress()
     require_free(folder)
     version = find_version(address, tracking_uri)
-    artifacts = artifacts_at(version.artifacts, tracking_uri)
-    data = _manifest_bytes(artifacts, version)
+    artifacts, data = _located(artifacts_at(version.artifacts, tracking_uri), version)
     manifest = _registered_manifest(data, version)
     signature = _signature(artifacts, version)
     # Before gigabytes are fetched in vain; `verify` demands both again.
@@ -86,13 +85,19 @@ def pull(
     return manifest
 
 
-def _manifest_bytes(artifacts: Artifacts, version: Version) -> bytes:
-    data = _read(artifacts, MANIFEST, MAX_MANIFEST)
-    if data is None:
-        raise IntegrityError(
-            f"{_named(version)} has no {PACKAGE}/{MANIFEST}: it is no package of dspark's", "dspark registry list"
-        )
-    return data
+def _located(store: Artifacts, version: Version) -> tuple[Artifacts, bytes]:
+    """The package's own folder among a version's artifacts, and the bytes of its manifest.
+
+    MLflow keeps a folder under the name that it had: a package in its build is `package`, one that waited in the store
+    until the server was back has its digest for a name.
+    """
+    digests = [version.tags.get(f"dspark.{name}", "") for name in ("package_digest", "self_digest")]
+    for name in ("package", *(digest for digest in digests if re.fullmatch(r"[0-9a-f]{64}", digest))):
+        artifacts = Within(store, f"artifacts/{name}")
+        data = _read(artifacts, MANIFEST, MAX_MANIFEST)
+        if data is not None:
+            return artifacts, data
+    raise IntegrityError(f"{_named(version)} holds no package of dspark's", "dspark registry list")
 
 
 def _registered_manifest(data: bytes, version: Version) -> Manifest:
@@ -144,7 +149,7 @@ def _read(artifacts: Artifacts, name: str, limit: int) -> bytes | None:
     pieces: list[bytes] = []
     left = limit + 1
     try:
-        with artifacts.open(f"{PACKAGE}/{name}") as source:
+        with artifacts.open(name) as source:
             while left and (piece := source.read(min(left, _CHUNK))):
                 pieces.append(piece)
                 left -= len(piece)
@@ -163,21 +168,21 @@ def _ensure(entry: FileEntry, part: Path, here: Artifacts, artifacts: Artifacts 
             return
         path.unlink()
     try:
-        _copy(here, entry.path, entry, path, progress)
+        _copy(here, entry, path, progress)
     except (FileNotFoundError, IntegrityError, ServiceError):
         if artifacts is None:
             return
         try:
-            _copy(artifacts, f"{PACKAGE}/{entry.path}", entry, path, progress)
+            _copy(artifacts, entry, path, progress)
         except FileNotFoundError:
             raise IntegrityError(f"{entry.path}: is in the manifest and not in the registry's store") from None
 
 
-def _copy(source: Artifacts, name: str, entry: FileEntry, path: Path, progress: Progress) -> None:
+def _copy(source: Artifacts, entry: FileEntry, path: Path, progress: Progress) -> None:
     """Copy one file as far as the manifest says it goes, and keep it only if it is that file."""
     digest = hashlib.sha256()
     left = entry.bytes
-    with _writing(path) as write, source.open(name) as handle:
+    with _writing(path) as write, source.open(entry.path) as handle:
         while piece := handle.read(min(_CHUNK, left + 1)):
             left -= len(piece)
             if left < 0:

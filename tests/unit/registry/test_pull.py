@@ -83,6 +83,17 @@ def test_a_version_is_addressed_by_number_too(server, pristine, tmp_path):
     assert tree(tmp_path / "p") == tree(pristine)
 
 
+@pytest.mark.parametrize("name", ["package_digest", "self_digest"])
+def test_a_package_that_waited_in_the_store_is_found_under_its_digest(server, stored, pristine, tmp_path, name):
+    """MLflow keeps the name of the folder that was logged."""
+    stored.rename(stored.with_name(read_manifest(stored).digests.model_dump()[name]))
+    fetch(server, tmp_path / "p")
+    assert tree(tmp_path / "p") == tree(pristine)
+    stored.parent.rename(stored.parent.with_name("elsewhere"))
+    with pytest.raises(IntegrityError, match="holds no package"):
+        fetch(server, tmp_path / "q")
+
+
 @pytest.mark.parametrize("spelled", ["path", "file uri"])
 def test_a_store_that_is_a_folder_is_read_itself(server, stored, pristine, tmp_path, spelled):
     model = stored.parents[1].rename(tmp_path / "sto re ü%20")
