@@ -18,7 +18,7 @@ from dspark.errors import DsparkError, IntegrityError
 from dspark.io.progress import Progress
 from dspark.package.manifest import Manifest
 from dspark.package.verify import read_manifest, verify
-from dspark.registry.events import Ended, Event, PackageMade, RunStatus, StageEnded
+from dspark.registry.events import Ended, Event, PackageMade, RunStatus, StageEnded, waiting_name
 from dspark.registry.lock import locked
 from dspark.registry.reach import PATIENCE_SECONDS, AwayError
 from dspark.registry.receipts import Receipt, write_receipt
@@ -265,7 +265,8 @@ def _version_of(registry: Registry, event: PackageMade) -> Receipt | None:
 
 def waiting_copy(workspace: Path, event: PackageMade) -> Path:
     """Where a copy of a package lies that waits to be registered while others are made in its place."""
-    return workspace / ".dspark" / "store" / "waiting" / f"{event.package_digest}-{event.evidence_digest[:16]}"
+    name = waiting_name(event.package_digest, event.evidence_digest)
+    return workspace / ".dspark" / "store" / "waiting" / name
 
 
 def _found(workspace: Path, event: PackageMade) -> tuple[Path, Manifest]:

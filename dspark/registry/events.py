@@ -69,6 +69,11 @@ class PackageMade(_Json):
         return (self.package_digest, self.evidence_digest) == (digests.package_digest, digests.evidence_digest)
 
 
+def waiting_name(package_digest: str, evidence_digest: str) -> str:
+    """What a package's folder is called while it waits to be registered, and MLflow calls it ever after."""
+    return f"{package_digest}-{evidence_digest[:16]}"
+
+
 Event = Started | StageEnded | Ended | PackageMade
 
 

@@ -22,6 +22,7 @@ from dspark.package.manifest import FileEntry, Manifest
 from dspark.package.signature import SIGNATURE_BYTES, check_signature
 from dspark.package.verify import MAX_MANIFEST, compare_digest, parse_manifest, verify
 from dspark.registry.artifacts import Artifacts, FolderArtifacts, Within, artifacts_at
+from dspark.registry.events import waiting_name
 from dspark.registry.gathering import gathering, prune, require_free, require_space
 from dspark.registry.lookup import SIGNATURE_TAG, Version, find_version
 
@@ -89,10 +90,11 @@ def _located(store: Artifacts, version: Version) -> tuple[Artifacts, bytes]:
     """The package's own folder among a version's artifacts, and the bytes of its manifest.
 
     MLflow keeps a folder under the name that it had: a package in its build is `package`, one that waited in the store
-    until the server was back has its digest for a name.
+    until the server was back is named by its digests.
     """
-    digests = [version.tags.get(f"dspark.{name}", "") for name in ("package_digest", "self_digest")]
-    for name in ("package", *(digest for digest in digests if re.fullmatch(r"[0-9a-f]{64}", digest))):
+    digests = [version.tags.get(f"dspark.{name}", "") for name in ("package_digest", "evidence_digest")]
+    known = all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests)
+    for name in ("package", *([waiting_name(*digests)] if known else [])):
         artifacts = Within(store, f"artifacts/{name}")
         data = _read(artifacts, MANIFEST, MAX_MANIFEST)
         if data is not None:

@@ -20,6 +20,8 @@ from dspark.package.signature import sign, write_keys
 from dspark.package.verify import read_manifest, verify
 from dspark.registry import gathering
 from dspark.registry import pull as pulling
+from dspark.registry.delivery import waiting_copy
+from dspark.registry.events import PackageMade
 from dspark.registry.pull import pull
 from dspark.registry.signing import register_signature
 
@@ -83,10 +85,17 @@ def test_a_version_is_addressed_by_number_too(server, pristine, tmp_path):
     assert tree(tmp_path / "p") == tree(pristine)
 
 
-@pytest.mark.parametrize("name", ["package_digest", "self_digest"])
-def test_a_package_that_waited_in_the_store_is_found_under_its_digest(server, stored, pristine, tmp_path, name):
+def test_a_package_that_waited_in_the_store_is_found_under_its_digests(server, stored, pristine, tmp_path):
     """MLflow keeps the name of the folder that was logged."""
-    stored.rename(stored.with_name(read_manifest(stored).digests.model_dump()[name]))
+    digests = read_manifest(stored).digests
+    event = PackageMade(
+        time=0.0,
+        build="demo",
+        folder="builds/demo/package",
+        package_digest=digests.package_digest,
+        evidence_digest=digests.evidence_digest,
+    )
+    stored.rename(stored.with_name(waiting_copy(tmp_path, event).name))
     fetch(server, tmp_path / "p")
     assert tree(tmp_path / "p") == tree(pristine)
     stored.parent.rename(stored.parent.with_name("elsewhere"))
