@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-large test test-compat test-faults test-services coverage lint bench clean help
+.PHONY: demo demo-large test test-long test-compat test-faults test-services coverage lint bench clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -31,6 +31,10 @@ test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov=dspark --cov-branch --cov-report=
 	$(MAKE) --no-print-directory coverage
+
+test-long: export OMP_NUM_THREADS := 1
+test-long: $(INSTALLED) ## the tests that take a minute each
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m long
 
 # Archives are read, not installed; msgspec is what two of the readers are made with. What cannot be had is skipped.
 FETCH := $(BIN)/python -m pip download --no-deps --progress-bar off --dest .compat

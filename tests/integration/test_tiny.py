@@ -192,6 +192,7 @@ def test_the_package_decodes_without_torch(tiny: tuple[Sandbox, Finished], tmp_p
     assert f"tokens {' '.join(map(str, expected[0].token_ids))}\n" in text
 
 
+@pytest.mark.long
 def test_a_new_domain_is_learnt_from_the_champion_and_nothing_old_is_made_again(
     tiny: tuple[Sandbox, Finished], tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ KILLS: dict[str, tuple[str | None, int]] = {
 }
 
 
+@pytest.mark.long
 def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: tuple[Sandbox, Finished]) -> None:
     """kill -9 to every process of the run; the next run goes on inside the stage, and no finished stage runs again.
 
@@ -328,6 +330,7 @@ def served_engine(root: Path) -> Engine:
     return Engine(target, drafter.float(), target.eos_token_ids)
 
 
+@pytest.mark.long
 def test_a_build_is_measured_through_servers_that_run_elsewhere(tiny: tuple[Sandbox, Finished]) -> None:
     """SGLang's protocol from profiling to the certificate; then the package and the drafter against such servers."""
     sandbox, _ = tiny

@@ -94,6 +94,7 @@ def known(sandbox: FakeSandbox) -> dict[str, tuple[str, str]]:
     return {run: (status, message) for run, status, message in rows} | {"versions": (str(versions), "")}
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_for_a_whole_run_is_told_everything_once(tracked: FakeSandbox, tmp_path: Path) -> None:
     """Exit code 8, all kept; no stage opened a connection; then the registry knows the run and its package, once."""
     variables = recorded(tracked, tmp_path)
@@ -126,6 +127,7 @@ def test_a_server_that_is_away_for_a_whole_run_is_told_everything_once(tracked: 
     assert len(known(tracked)) == 2 and not list((tracked.root / ".dspark/spool").iterdir())
 
 
+@pytest.mark.long
 def test_runs_show_up_as_they_ended(tracked: FakeSandbox) -> None:
     """A failed one at once; one that SIGTERM stopped and one that kill -9 ended with the next that is delivered."""
     failed = run(tracked, "--set", "responses.max_new_tokens=9", FAKE_FAIL="train")

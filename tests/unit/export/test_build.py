@@ -254,7 +254,7 @@ def test_the_gguf_file_holds_the_drafter_in_half_precision(
     assert run(trained, blocks_of(8), tmp_path / "off", NO_ONNX.model_copy(update={"gguf": False})).absent == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["gated", "rnn"])
 def test_heads_that_only_some_dialects_carry_are_written_there_and_absent_elsewhere(
     make: Any, blocks_of: Any, tmp_path: Path, kind: str

@@ -197,7 +197,7 @@ export_onnx(drafter, read_record(kept / "record.json"), Path("out"))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_equal_drafters_give_equal_bytes_in_another_process_and_folder(trained: Any, exported: Path, tmp_path: Path):
     """The other process hashes strings differently, so that an order taken from a set would show."""
     kept, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"

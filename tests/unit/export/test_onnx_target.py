@@ -277,6 +277,7 @@ def test_a_graph_that_is_not_the_target_is_refused_and_leaves_nothing(monkeypatc
 # ---------------------------------------------------------------- where it is written
 
 
+@pytest.mark.long
 def test_an_earlier_export_is_replaced_by_the_same_bytes(pair: Any):
     target, out = pair
     before = digest_tree(out)

@@ -187,6 +187,7 @@ def changes_of_a_delivery(pristine, folder: Path, proxy: FlakyProxy, server: Ser
     return made
 
 
+@pytest.mark.long
 def test_a_server_that_dies_at_any_call_has_everything_once_in_the_end(pristine, tmp_path, mlflow_server, server):
     """Death before a call leaves the server as death after the call before it, where only the answer was lost."""
     with FlakyProxy(mlflow_server).serving() as proxy:
