@@ -54,7 +54,7 @@ test-faults: $(INSTALLED) ## kill -9 at fifty moments of a real run (about an ho
 # Fails where a service is missing and names it; Debian's is `apt-get install postgresql`.
 test-services: export DSPARK_TEST_SERVICES := 1
 test-services: $(INSTALLED) ## against PostgreSQL, MLflow and S3 servers on loopback; promotions race 100 times (DSPARK_RACE_ROUNDS)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[postgres]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[services]'
 	$(BIN)/python -m pytest tests/services
 
 coverage: ## the coverage floors, from the last `make test`
