@@ -25,16 +25,17 @@ demo: $(INSTALLED) ## the main job: SmolLM2-135M from prompts to a registered pa
 demo-large: $(INSTALLED) ## the same with the larger settings of the README
 	$(BIN)/dspark run --target smollm2-135m --build smollm2-135m-large
 
-# Two workers on two cores: threads that spin while they wait for each other would double the time.
+# Two workers on two cores: threads that spin while they wait for each other would double the time. Files in their own
+# order: by number of tests the whole builds, few and long, would come last and leave one core idle.
 test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov=dspark --cov-branch --cov-report=
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov=dspark --cov-branch --cov-report=
 	$(MAKE) --no-print-directory coverage
 
 test-long: export OMP_NUM_THREADS := 1
-test-long: $(INSTALLED) ## the tests that take a minute each
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m long
+test-long: $(INSTALLED) ## the tests that take a minute each (CI runs them too)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m long
 
 # Archives are read, not installed; msgspec is what two of the readers are made with. What cannot be had is skipped.
 FETCH := $(BIN)/python -m pip download --no-deps --progress-bar off --dest .compat

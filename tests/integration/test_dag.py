@@ -90,6 +90,7 @@ def test_another_fingerprint_reruns_profile_evaluate_certify_and_package(
     assert (sorted(restored), made.calls()) == (MEASURING, [])
 
 
+@pytest.mark.long
 def test_a_changed_setting_reruns_exactly_what_reads_it(made: FakeSandbox) -> None:
     """One workspace, one change after another."""
     made.edit("params.yaml", lambda text: text.replace("steps: 100", "steps: 101"))
@@ -107,6 +108,7 @@ def test_a_changed_setting_reruns_exactly_what_reads_it(made: FakeSandbox) -> No
     assert made.ran() == MEASURING
 
 
+@pytest.mark.long
 def test_changed_code_or_data_reruns_exactly_what_depends_on_it(made: FakeSandbox) -> None:
     for stage in ("export", "profile"):
         made.write_script(stage, "changed")
@@ -125,6 +127,7 @@ def test_a_second_build_on_one_corpus_shares_its_stages(made: FakeSandbox) -> No
     )
 
 
+@pytest.mark.long
 def test_every_serving_profile_is_profiled_and_certified_and_the_first_is_evaluated(fake: FakeSandbox) -> None:
     (fake.root / "serving_profiles/gpu.yaml").write_text("engine: reference\naccess: none\nreason: no GPU here\n")
     fake.edit("params.yaml", lambda text: text.replace("[cpu]", "[cpu, gpu]"))
@@ -227,6 +230,7 @@ def publish_receipt(fake: FakeSandbox) -> None:
     write_receipt(fake.root / ".dspark/receipts", receipt)
 
 
+@pytest.mark.long
 def test_plain_dvc_works_in_the_workspace_after_a_plan(fake: FakeSandbox) -> None:
     done = fake.dspark("plan", "--target", "fake", "--json")
     assert done.code == 0, done.err

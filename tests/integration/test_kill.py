@@ -55,7 +55,9 @@ def finish(made: FakeSandbox) -> None:
     assert (made.root / "builds/fake/package/manifest.json").is_file()
 
 
-@pytest.mark.parametrize("victim", ["everything", "dspark run", "dvc", "stage"])
+@pytest.mark.parametrize(
+    "victim", ["everything", *(pytest.param(one, marks=pytest.mark.long) for one in ("dspark run", "dvc", "stage"))]
+)
 def test_a_run_goes_on_where_kill_9_ended_it(made: FakeSandbox, victim: str) -> None:
     child = start_slow_run(made)
     if victim == "everything":
