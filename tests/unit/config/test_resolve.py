@@ -331,7 +331,7 @@ def test_a_mixture_must_name_domains_of_the_build_and_leave_some_to_replay(root:
         resolve(root, build="mine", flags=["training.mixture.new=[math, code]"])
     allowed = ("training.mixture.new=[math, code]", "training.mixture.replay=0")
     assert resolve(root, build="mine", flags=allowed).chosen.build.training.mixture is not None
-    with pytest.raises(Mistakes, match=r"training\.initial\.package: string should match pattern"):
+    with pytest.raises(Mistakes, match=r"training\.initial\.package: must be a SHA-256 digest"):
         resolve(root, build="mine", flags=["training.mixture=null", "training.initial.package=abc"])
 
 

@@ -18,6 +18,7 @@ from resealing import reseal
 
 from dspark.config.gates import GatePolicy, read_gates
 from dspark.errors import IntegrityError
+from dspark.package.layout import RULES
 from dspark.registry.gate_report import GateReport, GateRow
 from dspark.registry.gates import judge
 
@@ -54,6 +55,8 @@ def change_entry(package: Path, edit: Edit) -> None:
         value = json.loads((package / path).read_text())
         edit(next(one for one in value.get("entries", [value]) if one["profile"] == CPU))
         (package / path).write_text(json.dumps(value))
+    if (package / RULES).is_file():  # they follow from the certificate; a package need not have them
+        drop(package, RULES)
     reseal(package)
 
 
