@@ -69,7 +69,12 @@ def test_the_workflow_makes_judges_promotes_and_retrains(new_sandbox: Sandbox, t
     new_sandbox.edit(
         "pipeline/builds/tiny.yaml", lambda text: text + "export: {onnx: false, gguf: false, tensorrt: false}\n"
     )
-    inputs = {"TARGET": "tiny", "DOMAIN": "", "PROMPTS": "", "REASON": 'a first one; "quoted" $(touch /tmp/not-run) `x`'}
+    inputs = {
+        "TARGET": "tiny",
+        "DOMAIN": "",
+        "PROMPTS": "",
+        "REASON": 'a first one; "quoted" $(touch /tmp/not-run) `x`',
+    }
     assert set(inputs) < set(RETRAIN["env"])
 
     for job in ("preflight", "make"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import shutil
@@ -17,8 +18,12 @@ from fake_build import BASELINE, CHAMPION, CPU
 from resealing import reseal
 
 from dspark.config.gates import GatePolicy, read_gates
-from dspark.errors import IntegrityError
+from dspark.errors import DsparkError, IntegrityError
+from dspark.io.jsonfile import read_model
+from dspark.package.certificate import Certificate
 from dspark.package.layout import RULES
+from dspark.package.monitoring import prometheus_rules, rules_text
+from dspark.package.verify import read_manifest
 from dspark.registry.gate_report import GateReport, GateRow
 from dspark.registry.gates import judge
 
@@ -55,8 +60,10 @@ def change_entry(package: Path, edit: Edit) -> None:
         value = json.loads((package / path).read_text())
         edit(next(one for one in value.get("entries", [value]) if one["profile"] == CPU))
         (package / path).write_text(json.dumps(value))
-    if (package / RULES).is_file():  # they follow from the certificate; a package need not have them
-        drop(package, RULES)
+    with contextlib.suppress(DsparkError):  # of a certificate that is none no rules follow
+        certificate = read_model(package / CERTIFICATE, Certificate)
+        rules = prometheus_rules(read_manifest(package).description(), certificate)
+        (package / RULES).write_text(rules_text(rules))
     reseal(package)
 
 
