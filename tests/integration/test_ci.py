@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.long
 CHECKOUT = Path(__file__).resolve().parents[2]
 RETRAIN = read_yaml(CHECKOUT / "pipeline/ci/github/retrain.yml")
-# So little is measured of the tiny build that the gates as they come could not be opened by any drafter of it.
-WIDE = {"tau": 0.9, "baseline": 0.9, "prompts": 1, "ece": 1.0, "lossless": 1, "agreement": 0.5, "throughput": 0.99}
 
 
 class Runner:
@@ -62,8 +60,6 @@ class Runner:
 
 
 def test_the_workflow_makes_judges_promotes_and_retrains(new_sandbox: Sandbox, tmp_path: Path) -> None:
-    gates = new_sandbox.root / "pipeline/gates.yaml"
-    as_they_come = gates.read_text()
     runner = Runner(new_sandbox, tmp_path)
     # The exports cost most and are no matter here.
     new_sandbox.edit(
@@ -85,14 +81,12 @@ def test_the_workflow_makes_judges_promotes_and_retrains(new_sandbox: Sandbox, t
     code, printed, _ = runner.job("promote", inputs)
     assert code == 6, printed
 
-    text = as_they_come
-    for gate, number in WIDE.items():
-        before, _, after = text.partition(f"\n{gate}:\n  number: ")
-        text = f"{before}\n{gate}:\n  number: {number}\n{after.partition(chr(10))[2]}"
-    gates.write_text(text)
+    # So little is measured of the tiny build that its gates stay undecided.
+    forced = new_sandbox.dspark("promote", "tiny", "--to", "production", "--force", "--reason", inputs["REASON"])
+    assert forced.code == 0, forced.err
     for job in ("judge", "promote"):
         code, printed, _ = runner.job(job, inputs)
-        assert code == 0, printed
+        assert code == 0 and "holds production already" in printed, printed
     history = new_sandbox.dspark("registry", "history", "tiny", "--json").json
     assert inputs["REASON"] in str(history), history
     assert not Path("/tmp/not-run").exists()

@@ -262,7 +262,7 @@ KILLS: dict[str, tuple[str | None, int]] = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.faults
 def test_killed_in_four_stages_it_is_made_again_from_nothing_and_the_same(tiny: tuple[Sandbox, Finished]) -> None:
     """kill -9 to every process of the run; the next run goes on inside the stage, and no finished stage runs again.
 
