@@ -14,18 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dspark.errors import IntegrityError, SettingsError
 from dspark.io.below import open_below
 from dspark.io.jsonfile import strict_loads, validation_text
-from dspark.package.consistency import check_package
-from dspark.package.contents import Content, read_content
 from dspark.package.layout import MANIFEST, SIGNATURE
 from dspark.package.manifest import FileEntry, Manifest, manifest_bytes
 from dspark.package.signature import SIGNATURE_BYTES, require_signature
+
+# The forms of all files are imported where they are read: a run that finds nothing to do reads the manifest only.
+if TYPE_CHECKING:
+    from dspark.package.contents import Content
 
 _HINT = "fetch the package again, or make it again with `dspark run`"
 MAX_MANIFEST = 16 * 2**20
@@ -74,6 +76,8 @@ def verify(folder: Path, *, digest: str | None = None, key: Path | None = None) 
             not canonical, something inside does not parse or validate, the digest is another one, or the package is not
             signed with the key.
     """
+    from dspark.package.consistency import check_package
+
     manifest = read_manifest(folder)
     authenticated = compare_digest(manifest, digest, folder)
     signed, absent = _check_tree(folder, manifest)
@@ -189,6 +193,8 @@ def _folders(paths: set[str]) -> frozenset[str]:
 
 def _read_entry(handle: BufferedReader, entry: FileEntry) -> Content:
     """Check size and sha256 of an open file, then parse it."""
+    from dspark.package.contents import read_content
+
     size = os.fstat(handle.fileno()).st_size
     if size != entry.bytes:
         raise ValueError(f"has {size} bytes, the manifest says {entry.bytes}")
