@@ -33,6 +33,31 @@ def which_build(command: Command) -> Command:
     return command
 
 
+def how_to_run(command: Command) -> Command:
+    """What a verb that runs a build has: `--no-publish`, `--tracking-uri`, `--quiet`, `--events`, `--debug`."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show tracebacks."),
+        click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it."),
+        click.option("--quiet", is_flag=True, help="Show problems and the result only."),
+        which_registry,
+        click.option(
+            "--no-publish", is_flag=True, help="Do not register the package, and tell the tracking server nothing."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def one_output(json_output: bool, events: str | None) -> None:
+    """Refuse two documents on stdout.
+
+    Raises:
+        UsageError: `--json` together with `--events -`.
+    """
+    if json_output and events == "-":
+        raise click.UsageError("--json and --events - both print to stdout: give --events a file")
+
+
 def which_registry(command: Command) -> Command:
     """`--tracking-uri`; the verb passes it to `tracking_address`."""
     return click.option(

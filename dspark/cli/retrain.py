@@ -9,11 +9,12 @@ import click
 
 from dspark.cli.options import (
     as_json,
+    how_to_run,
+    one_output,
     print_json,
     request_of,
     tracking_address,
     which_build,
-    which_registry,
     workspace_of,
 )
 
@@ -43,11 +44,7 @@ if TYPE_CHECKING:
     metavar="PACKAGE",
     help="Go on from a package's folder or from models:/NAME@ALIAS.  [default: what is in production]",
 )
-@click.option("--no-publish", is_flag=True, help="Do not register the package.")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
-@click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-@which_registry
+@how_to_run
 @as_json
 @click.pass_context
 def retrain(
@@ -76,8 +73,7 @@ def retrain(
     from dspark.workspace.retrain import Retraining
     from dspark.workspace.retrain import retrain as retrain_build
 
-    if json_output and events == "-":
-        raise click.UsageError("--json and --events - both print to stdout: give --events a file")
+    one_output(json_output, events)
     workspace = workspace_of(context)
     request = request_of(
         target,

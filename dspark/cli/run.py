@@ -10,11 +10,12 @@ import click
 from dspark.cli.options import (
     as_json,
     duration,
+    how_to_run,
+    one_output,
     print_json,
     print_table,
     request_of,
     which_build,
-    which_registry,
     workspace_of,
 )
 
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @which_build
-@click.option("--no-publish", is_flag=True, help="Do not register the package, and tell the tracking server nothing.")
-@which_registry
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
-@click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@how_to_run
 @as_json
 @click.pass_context
 def run(
@@ -50,8 +47,7 @@ def run(
     from dspark.cli.display import shown
     from dspark.workspace.run import run as run_build
 
-    if json_output and events == "-":
-        raise click.UsageError("--json and --events - both print to stdout: give --events a file")
+    one_output(json_output, events)
     workspace = workspace_of(context)
     request = request_of(
         target,

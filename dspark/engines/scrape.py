@@ -172,29 +172,29 @@ def _growing(scrape: Scrape) -> tuple[int, ...]:
 
 
 def _vllm(samples: Sequence[Sample]) -> Scrape:
-    counters, _ = speculation_counters(samples, vllm_client.METRICS)
-    return Scrape(
-        engine="vllm",
-        steps=counters.steps,
-        accepted=counters.accepted,
-        drafted=counters.drafted,
-        per_position=counters.per_position,
-        tokens=_total(samples, "vllm:generation_tokens"),
-        ended=_total(samples, "vllm:request_success"),
-    )
+    tokens, ended = _total(samples, "vllm:generation_tokens"), _total(samples, "vllm:request_success")
+    return _counted("vllm", samples, vllm_client.METRICS, tokens=tokens, ended=ended)
 
 
 def _llamacpp(samples: Sequence[Sample]) -> Scrape:
-    counters, _ = speculation_counters(samples, llamacpp_log.METRICS)
+    tokens, longest = _total(samples, "llamacpp:tokens_predicted"), _total(samples, "llamacpp:n_tokens_max")
+    return _counted("llamacpp", samples, llamacpp_log.METRICS, tokens=tokens, longest=longest)
+
+
+def _counted(
+    engine: str, samples: Sequence[Sample], prefix: str, *, tokens: int, ended: int | None = None, longest: int = 0
+) -> Scrape:
+    """The scrape of an engine that counts steps, drafts and accepted drafts itself."""
+    counters, _ = speculation_counters(samples, prefix)
     return Scrape(
-        engine="llamacpp",
+        engine=engine,
         steps=counters.steps,
         accepted=counters.accepted,
         drafted=counters.drafted,
         per_position=counters.per_position,
-        tokens=_total(samples, "llamacpp:tokens_predicted"),
-        ended=None,
-        longest=_total(samples, "llamacpp:n_tokens_max"),
+        tokens=tokens,
+        ended=ended,
+        longest=longest,
     )
 
 

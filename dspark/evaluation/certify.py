@@ -107,10 +107,10 @@ def certify_reference(
             )
         )
     candidates = [comparison.only([arm.name for arm in own]) for comparison in comparisons]
+    recommended = recommend(candidates, proposer.gamma)
     against = None
     if champion is not None and rival is not None:
         named = {NONE: NONE} | {arm.policy.name: arm.name for arm in theirs}
-        recommended = recommend(candidates, proposer.gamma)
         against = against_champion(champion.package_digest, comparisons, recommended, named, rival.gamma)
     return measured_entry(
         Engine(profile, fingerprint, target.record.thinking_mode),
@@ -123,7 +123,7 @@ def certify_reference(
         candidates,
         domains=engine.domains,
         prompts=len(chosen),
-        gamma=proposer.gamma,
+        recommended=recommended,
         settings=settings,
         lossless=_lossless(lossless),
         agreement=agreement,

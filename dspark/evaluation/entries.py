@@ -17,10 +17,10 @@ from dspark.evaluation.entry import (
     CertificateEntry,
     HoldsUntil,
     LosslessSummary,
+    Recommendation,
     Status,
     Workload,
 )
-from dspark.evaluation.recommendation import recommend
 from dspark.evaluation.results import Acceptance, ThroughputReport
 from dspark.evaluation.rounds import Comparison
 
@@ -50,7 +50,7 @@ def measured_entry(
     *,
     domains: Iterable[str],
     prompts: int,
-    gamma: int,
+    recommended: Sequence[Recommendation],
     settings: EvaluationSettings,
     lossless: LosslessSummary,
     agreement: Agreement | None,
@@ -66,7 +66,7 @@ def measured_entry(
         comparisons: of load points, one per concurrency, whole blocks among their arms.
         domains, prompts: of what was decoded for the acceptance.
         left_out: prompts that did not fit.
-        gamma: drafts of a block.
+        recommended: from the same comparisons.
         settings: length of the replies.
         lossless, agreement, export, champion: what was found of each.
     """
@@ -95,7 +95,7 @@ def measured_entry(
         against_none=_against_none(reports),
         against_champion=champion,
         cycle=reports[0].arms[whole].cycle,
-        recommended=recommend(comparisons, gamma),
+        recommended=tuple(recommended),
         holds_until=_holds_until(engine.fingerprint, now),
     )
 

@@ -26,6 +26,7 @@ from dspark.evaluation.counters import (
 from dspark.evaluation.decoding import first_prompts, spread_prompts, that_fit
 from dspark.evaluation.entries import Engine, measured_entry
 from dspark.evaluation.entry import CertificateEntry, Status
+from dspark.evaluation.recommendation import recommend
 from dspark.evaluation.rounds import NONE, Arm, Comparison, Request, Round, run_in_turn
 from dspark.evaluation.texts import compare_texts
 from dspark.io.progress import Progress
@@ -158,7 +159,7 @@ def certify_servers(
         domains=[one.domain for one in questions.alone],
         prompts=len(questions.alone),
         left_out=questions.left_out,
-        gamma=gamma,
+        recommended=recommend(comparisons, gamma),
         settings=settings,
         lossless=lossless,
         agreement=agreement,

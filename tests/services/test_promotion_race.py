@@ -47,7 +47,7 @@ def test_two_promotions_at_once_have_one_winner_each_time(empty, tmp_path, capsy
 def _make_at_once(uri: str, workspace: Path) -> None:
     """Two processes that find no schema and make it."""
     work = [race.forked(lambda: find_published("demo", "0" * 64, workspace=workspace, tracking_uri=uri)) for _ in "ab"]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in work] == [0, 0]
+    assert [race.exit_code(child) for child in work] == [0, 0]
 
 
 def _publish(uri: str, workspace: Path) -> None:
@@ -64,4 +64,4 @@ def _publish(uri: str, workspace: Path) -> None:
 def _forked(work: Any) -> None:
     """Connections do not survive a fork, so whatever speaks to the registry before the race does so in a child."""
     child = race.forked(work)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert race.exit_code(child) == 0

@@ -75,7 +75,7 @@ def race(uri: str, workspace: Path, rounds: int, *, seed: int = 0) -> Race:
     meeting = Barrier(2)
     logs = [workspace / f"racer-{number}.jsonl" for number in (0, 1)]
     children = [forked(lambda n=number: _run(uri, workspace, rounds, seed, n, meeting, logs[n])) for number in (0, 1)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    assert [exit_code(child) for child in children] == [0, 0]
     told = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
     found = [
         {"versions": [one["version"] for one in both], "winner": _only([i for i, one in enumerate(both) if one["won"]])}
@@ -165,3 +165,8 @@ def forked(work: Any) -> int:
         finally:
             os._exit(1)
     return child
+
+
+def exit_code(child: int) -> int:
+    """How that process ended; waits for it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

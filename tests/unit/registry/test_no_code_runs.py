@@ -30,7 +30,7 @@ from dspark.registry.receipts import default_uri
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "package"))
 
-from race import forked
+from race import exit_code, forked
 from resealing import reseal
 from trap import SPRUNG, arm
 
@@ -201,5 +201,5 @@ def test_promoting_runs_nothing_of_it(pristine, database, mark, tmp_path):
             )
             assert done.outcome == "done"
 
-    assert os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1]) == 0
+    assert exit_code(forked(work)) == 0
     assert not mark.exists()

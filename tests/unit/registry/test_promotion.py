@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from race import exit_code, forked
 
 from dspark.errors import GateError, IntegrityError, Interrupted, SettingsError
 from dspark.io.progress import Progress
@@ -296,24 +297,12 @@ class Client:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(work) -> int:
-    """Run `work` in a process of its own; how it ended."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def kill_in_promotion(workspace, point, version) -> int:
     def work():
         with connected(default_uri(workspace), workspace=workspace) as opened:
             push(replace(opened, client=Client(opened.client, point)), workspace, version)
 
-    return forked(work)
+    return exit_code(forked(work))
 
 
 def test_killed_between_any_two_calls_it_has_happened_or_not_and_readers_complete_it(workspace, published):
@@ -341,7 +330,7 @@ def test_killed_after_losing_its_copy_is_marked_by_whoever_looks(workspace, regi
             client = Client(opened.client, 2)
             push(replace(opened, client=client), workspace, 3, progress=Hook(3, lambda: push(opened, workspace, 2)))
 
-    assert forked(work) == -signal.SIGKILL
+    assert exit_code(forked(work)) == -signal.SIGKILL
     chain = read_chain(registry, "demo", "production")
     assert story(registry) == [1, 2] and [copy.void for copy in chain.void] == [None]
     assert holders(registry, "demo").mended == (f"{MODEL} version 3 marked as void: lost to version 2",)

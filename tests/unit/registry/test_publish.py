@@ -12,6 +12,7 @@ from pathlib import Path
 import fake_build
 import numpy as np
 import pytest
+from race import exit_code, forked
 
 from dspark.errors import GateError, IntegrityError, Interrupted, ServiceError, SettingsError
 from dspark.io.progress import Progress
@@ -189,23 +190,11 @@ class KilledAt(Progress):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(work) -> int:
-    """Run `work` in a process of its own (mlflow is loaded already) and return its process id."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return child
-
-
 @pytest.mark.parametrize("step", [3, 4])
 def test_killed_with_nobody_to_clean_up_then_done_again(pristine, workspace, step):
     """kill -9 before and after the version exists."""
     child = forked(lambda: send(pristine, workspace, progress=KilledAt(step)))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert exit_code(child) == -signal.SIGKILL
     assert len(versions(workspace)) == (0 if step == 3 else 1)
     send(pristine, workspace)
     assert len(versions(workspace)) == 1 and statuses(workspace) == ["FINISHED"]
@@ -216,7 +205,7 @@ def test_two_processes_that_publish_at_once_register_one_version(pristine, works
         publish(pristine, workspace=workspace, build="demo", receipts=workspace / name)
 
     children = [forked(lambda name=name: work(name)) for name in ("r1", "r2")]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    assert [exit_code(child) for child in children] == [0, 0]
     assert len(versions(workspace)) == 1 and statuses(workspace) == ["FINISHED"]
     receipts = [(workspace / name / "demo.json").read_text() for name in ("r1", "r2")]
     assert receipts[0] == receipts[1]
