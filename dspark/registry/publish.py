@@ -1,4 +1,4 @@
-"""Publish a package to MLflow: spool what there is to tell, deliver the spool; the same package never twice."""
+"""Publish a package to MLflow: spool what there is to tell, deliver the spool; never the same twice."""
 
 from __future__ import annotations
 

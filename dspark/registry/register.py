@@ -1,4 +1,4 @@
-"""Register one package in a run: one model version, alias `candidate`; the same package never twice.
+"""Register one package in a run: one version with alias `candidate`; the same package and evidence never twice.
 
 The order makes every interruption harmless: model and records are complete before the version exists, the version
 carries the package's digests from its first moment, the alias comes last. Whatever is done again finds by them what
