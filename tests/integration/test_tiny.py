@@ -150,6 +150,7 @@ finally:
 """
 
 
+@pytest.mark.long
 def test_the_package_decodes_without_torch(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
     """The example's tokens, steps and tau are those of the reference loop with the trained drafter in torch."""
     sandbox, _ = tiny

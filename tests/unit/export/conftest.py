@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from dspark.config.models import ExportSettings
@@ -130,17 +132,23 @@ def trained() -> Trained:
 
 @pytest.fixture(scope="session")
 def built(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of everything that `trained` was exported to."""
-    folder = tmp_path_factory.mktemp("export") / "tiny"
-    export_build(
-        trained.drafter,
-        trained.record,
-        ExportSettings(),
-        make_blocks(24),
-        folder,
-        embedding=trained.embedding,
-        head=trained.head,
-    )
+    """The folder of everything that `trained` was exported to: made by whichever process of the tests is first."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / "exported"
+    with FileLock(shared / "exported.lock"):
+        if not folder.exists():
+            unfinished = tmp_path_factory.mktemp("export") / "tiny"
+            export_build(
+                trained.drafter,
+                trained.record,
+                ExportSettings(),
+                make_blocks(24),
+                unfinished,
+                embedding=trained.embedding,
+                head=trained.head,
+            )
+            unfinished.rename(folder)
     return folder
 
 

@@ -56,7 +56,7 @@ def reference(target: Target, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return target.logits(last_hidden)[0].numpy(), taps[0].numpy()
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3, tied"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("qwen3, tied", marks=pytest.mark.long)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, Path]:
     """A target and the folder that it was exported to."""
     family, _, tied = request.param.partition(", ")
@@ -264,6 +264,7 @@ def test_a_tie_that_falls_the_other_way_is_counted_and_no_difference():
     assert (result.verdict, result.near_ties, result.differing_tokens) == ("equal", 1, 0)
 
 
+@pytest.mark.long
 def test_a_graph_that_is_not_the_target_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Traced with a fault, so that it is the file that speaks wrongly."""
     target = make_target()
