@@ -23,12 +23,21 @@ class PromptEncoder(Protocol):
         """True if tokenising and detokenising gives exactly `text`."""
 
 
+# More characters no token of any vocabulary stands for: a text beyond them is too long without being tokenised, which
+# takes seconds and a gigabyte for each ten megabytes.
+CHARACTERS_PER_TOKEN = 1024
+
+
 def screen(prompt: Prompt, encoder: PromptEncoder, max_prompt_tokens: int) -> list[int] | Rejection:
     """The prompt's token ids, or why the target cannot be asked it.
 
     Text that spells a control token is refused rather than escaped: as tokens it would be a turn, and spelled
     otherwise it would be another prompt.
     """
+    characters = sum(len(message.content) for message in prompt.messages)
+    if characters > max_prompt_tokens * CHARACTERS_PER_TOKEN:
+        reason = f"{characters} characters, prompts.max_prompt_tokens is {max_prompt_tokens}"
+        return rejection(prompt, "too-long", reason)
     for index, message in enumerate(prompt.messages):
         field = f"messages[{index}].content"
         spelled = sorted(token for token in encoder.control_tokens if token.strip() and token in message.content)

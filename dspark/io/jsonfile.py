@@ -7,6 +7,7 @@ Every file that another stage or a user reads is a pydantic model with a `schema
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,12 +30,17 @@ def pretty_json(value: Any) -> str:
 
 
 def strict_loads(text: str) -> Any:
-    """Parse JSON, refusing duplicate keys and NaN or Infinity.
+    """Parse JSON, refusing duplicate keys, NaN or Infinity, numbers too large for a float, and nesting without end.
 
     Raises:
         ValueError: naming the key or the constant.
     """
-    return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def read_json(path: Path, error: type[DsparkError] = DataError, hint: str = "") -> Any:
@@ -99,10 +105,17 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"duplicate key {key!r}")
+            raise ValueError(f"duplicate key {key if len(key) <= 40 else key[:40] + '...'!r}")
         result[key] = value
     return result
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not allowed")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text if len(text) <= 40 else text[:40] + '...'} is too large a number")
+    return value

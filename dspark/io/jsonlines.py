@@ -18,7 +18,7 @@ def read_jsonlines(path: Path) -> Iterator[dict[str, Any]]:
         DataError: with file and line number. (Users' prompt files go through `corpus`, which rejects rows instead.)
     """
     try:
-        handle = path.open(encoding="utf-8")
+        handle = path.open("rb")
     except FileNotFoundError:
         raise DataError(f"{path}: file not found", "make it again with `dspark run`") from None
     with handle:
@@ -26,7 +26,7 @@ def read_jsonlines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield strict_loads(line)
+                yield strict_loads(line.decode("utf-8"))
             except ValueError as reason:
                 raise DataError(
                     f"{path}:{number}: not valid JSON: {reason}", "make it again with `dspark run`"

@@ -377,3 +377,16 @@ def test_kept_and_rejected_are_the_input_and_no_unit_is_divided_whatever_the_row
     assert all(len(places) == 1 for places in [*roots.values(), *templates.values()])
     ids = [row.id for rows in kept.values() for row in rows]
     assert len(set(ids)) == len(ids)
+
+
+def test_a_prompt_beyond_all_measure_is_too_long_without_being_tokenised(tmp_path, make_domain, make_settings, encoder):
+    class Slow(type(encoder)):
+        def round_trips(self, text):
+            assert len(text) < 10_000, "it was tokenised"
+            return True
+
+    spec = make_domain("mine", [*MANY, {"prompt": "word " * 50_000}])
+    prepare_prompts(make_settings("mine", max_prompt_tokens=100), [spec], tmp_path, Slow(), tmp_path / "out")
+    (row,) = rejected_of(tmp_path / "out")
+    assert (row["line"], row["category"]) == (121, "too-long")
+    assert row["reason"] == "250000 characters, prompts.max_prompt_tokens is 100"
