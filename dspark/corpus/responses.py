@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dspark.config.models import ResponseSettings, Sampling
+from dspark.config.models import Digest, ResponseSettings, Sampling
 from dspark.corpus.sequences import ResponseRow
 from dspark.errors import DataError
 from dspark.io.atomic import replace_tree
-from dspark.io.digest import digest_json
-from dspark.io.jsonfile import validation_text, write_model
+from dspark.io.digest import digest_file, digest_json
+from dspark.io.jsonfile import read_model, validation_text, write_model
 from dspark.io.jsonlines import read_jsonlines, write_jsonlines
 from dspark.io.progress import Progress
 
@@ -69,6 +69,15 @@ class ResponsesSummary(BaseModel):
     max_new_tokens: int
     revision: int = REVISION
     splits: dict[str, dict[str, SplitCounts]]  # split -> domain
+
+
+class BatchEntry(BaseModel):
+    """What a stored batch is known by again, beside it as `<batch digest>.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    schema_: Literal["dspark/response-batch/1"] = Field(default="dspark/response-batch/1", alias="schema")
+    sha256: Digest
 
 
 @dataclass(frozen=True)
@@ -134,10 +143,11 @@ def generate_responses(
     """The target's answers to `prompts`, in their order, samples of a prompt one after the other.
 
     Args:
-        store: finished batches are read from here and kept here, `<key>/<batch digest>.jsonl`.
+        store: finished batches are read from here and kept here, `<key>/<batch digest>.jsonl`; one that is damaged is
+            answered again.
         samples: answers to each prompt.
     Raises:
-        DataError: a prompt too long for the target, or a stored batch that is damaged.
+        DataError: a prompt too long for the target.
         Interrupted: finished batches are kept.
     """
     from dspark.targets.generation import generate
@@ -147,36 +157,42 @@ def generate_responses(
     key = digest_json([target.record.digest, str(target.dtype), sampling.model_dump(mode="json"), REVISION])
     batches = plan_batches(prompts, samples, settings, sampling)
     paths = [store / key / f"{batch.digest}.jsonl" for batch in batches]
-    stored = sum(len(batch.rows) for batch, path in zip(batches, paths, strict=True) if path.is_file())
+    known = [_stored(path, batch, progress) for batch, path in zip(batches, paths, strict=True)]
+    stored = sum(map(len, known))
     # Batches last minutes: their responses end together, their tokens come one by one.
     rows, budget = sum(len(batch.rows) for batch in batches), settings.max_new_tokens
     progress.start(task, rows * budget, done=stored * budget, unit="tokens")
     answers: dict[tuple[str, int], ResponseRow] = {}
-    for batch, path in zip(batches, paths, strict=True):
-        if not path.is_file():
-            said = generate(
-                target,
-                [prompt.token_ids for prompt, _ in batch.rows],
-                max_new_tokens=settings.max_new_tokens,
-                sampling=sampling,
-                seed=int(batch.digest[:15], 16),
-                on_step=progress.advance,
-            )
-            write_jsonlines(
-                path,
-                [
-                    {
-                        "id": prompt.id,
-                        "sample": sample,
-                        "domain": prompt.domain,
-                        "prompt_ids": list(prompt.token_ids),
-                        "response_ids": continuation.token_ids,
-                        "finish_reason": continuation.finish_reason,
-                    }
-                    for (prompt, sample), continuation in zip(batch.rows, said, strict=True)
-                ],
-            )
+    for batch, path, found in zip(batches, paths, known, strict=True):
+        answers |= found
+        if found:
+            continue
+        said = generate(
+            target,
+            [prompt.token_ids for prompt, _ in batch.rows],
+            max_new_tokens=settings.max_new_tokens,
+            sampling=sampling,
+            seed=int(batch.digest[:15], 16),
+            on_step=progress.advance,
+        )
+        for damaged in (path, path.with_suffix(".json")):  # in this order: without its entry a batch would be believed
+            damaged.unlink(missing_ok=True)
+        write_jsonlines(
+            path,
+            [
+                {
+                    "id": prompt.id,
+                    "sample": sample,
+                    "domain": prompt.domain,
+                    "prompt_ids": list(prompt.token_ids),
+                    "response_ids": continuation.token_ids,
+                    "finish_reason": continuation.finish_reason,
+                }
+                for (prompt, sample), continuation in zip(batch.rows, said, strict=True)
+            ],
+        )
         answers |= _read_batch(path, batch)
+        write_model(path.with_suffix(".json"), BatchEntry(sha256=digest_file(path)))
     return [answers[prompt.id, sample] for prompt in prompts for sample in range(samples)]
 
 
@@ -205,18 +221,33 @@ def plan_batches(
     return batches
 
 
+def _stored(path: Path, batch: _Batch, progress: Progress) -> dict[tuple[str, int], ResponseRow]:
+    """The answers of a batch that lies in the store as it was written; none if it has to be answered (again).
+
+    A batch without its entry is whole all the same, since it is written by one rename: a kill came in between, or a
+    version of dspark wrote it that knew no entries.
+    """
+    entry = path.with_suffix(".json")
+    if not path.is_file():
+        return {}
+    try:
+        if entry.is_file() and read_model(entry, BatchEntry).sha256 != digest_file(path):
+            raise DataError(f"{path}: its sha256 is not the one in {entry.name}")
+        return _read_batch(path, batch)
+    except DataError as error:
+        progress.note(f"{error.message}; its prompts are answered again")
+        return {}
+
+
 def _read_batch(path: Path, batch: _Batch) -> dict[tuple[str, int], ResponseRow]:
-    hint = f"delete {path} and run again"
     try:
         rows = [ResponseRow.model_validate(value) for value in read_jsonlines(path)]
     except ValidationError as error:
-        raise DataError(f"{path}: not a batch of responses: {validation_text(error)}", hint) from None
-    except DataError as error:
-        raise DataError(error.message, hint) from None
+        raise DataError(f"{path}: not a batch of responses: {validation_text(error)}") from None
     found = {(row.id, row.sample): row for row in rows}
     expected = {(prompt.id, sample): list(prompt.token_ids) for prompt, sample in batch.rows}
     if {name: row.prompt_ids for name, row in found.items()} != expected or len(rows) != len(expected):
-        raise DataError(f"{path}: holds other prompts than its batch", hint)
+        raise DataError(f"{path}: holds other prompts than its batch")
     return found
 
 

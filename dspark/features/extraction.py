@@ -23,7 +23,7 @@ from dspark.features.store import (
     bytes_per_token,
     damaged_shards,
     discard,
-    shard_entry,
+    known_entry,
     shard_key,
     write_shard,
 )
@@ -66,7 +66,7 @@ def extract(
         ]
         for split, rows in sequences.items()
     }
-    known = {key: shard_entry(store, key) for shards in plan.values() for key, _ in shards}
+    known = {key: known_entry(store, key, shard) for shards in plan.values() for key, shard in shards}
     lengths = {key: sum(len(row.token_ids) for row in shard) for shards in plan.values() for key, shard in shards}
     to_do = sum(length for key, length in lengths.items() if known[key] is None)
     _check_room(store, to_do * bytes_per_token(record.hidden_size, len(target.taps), settings.dtype))

@@ -128,6 +128,13 @@ def shard_entry(store: Path, key: str) -> ShardEntry | None:
     return entry if entry.key == key and not _damage(entry, store, deep=False) else None
 
 
+def known_entry(store: Path, key: str, sequences: Sequence[TokenSequence]) -> ShardEntry | None:
+    """The same, unless the entry counts something else than these sequences: then it was damaged."""
+    entry = shard_entry(store, key)
+    counts = len(sequences), sum(len(row.token_ids) for row in sequences)
+    return entry if entry is not None and (entry.sequences, entry.tokens) == counts else None
+
+
 def discard(store: Path, key: str) -> None:
     """Remove a shard and its entry, if they are there."""
     path = shard_path(store, key)

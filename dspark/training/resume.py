@@ -8,6 +8,7 @@ Data order and anchors are functions of (seed, step), so no random state needs s
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from dspark.errors import DataError
 from dspark.io.atomic import atomic_path, replace_tree
-from dspark.io.digest import digest_file
-from dspark.io.jsonfile import canonical_json, read_model, write_model
+from dspark.io.digest import digest_file, digest_json
+from dspark.io.jsonfile import canonical_json, model_json, read_model, write_model
 
 KEEP = 2
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -47,6 +48,7 @@ class TrainingState(BaseModel):
         rows: of `curves.csv` so far.
         dev: metrics of the last evaluation.
         seconds: spent training so far, in all attempts.
+        sha256: of the weights, the optimizer and this state itself (without this field).
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -96,21 +98,16 @@ def write_checkpoint(
     for name, tensors in ((MODEL, weights), (OPTIMIZER, optimizer)):
         with atomic_path(part / name) as temporary:
             save_file(tensors, temporary)
-    sums = {name: digest_file(part / name) for name in (MODEL, OPTIMIZER)}
-    write_model(part / STATE, state.model_copy(update={"sha256": sums}))
+    write_model(part / STATE, state.model_copy(update={"sha256": _sums(part, state)}))
     replace_tree(part, path)
-    _prune(work)
+    _prune(work, state.step)
 
 
 def read_latest(work: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]] | None:
     """State, weights and optimizer of the newest checkpoint that is intact; None if there is none."""
     for path in _checkpoints(work):
-        try:
-            state = read_model(path / STATE, TrainingState)
-        except DataError:
-            continue
-        intact = all((path / name).is_file() and digest_file(path / name) == sha for name, sha in state.sha256.items())
-        if intact and state.sha256:
+        state = _intact(path)
+        if state is not None:
             return state, load_file(path / MODEL), load_file(path / OPTIMIZER)
     return None
 
@@ -166,16 +163,43 @@ def _best_path(work: Path, step: int) -> Path:
 
 def _checkpoints(work: Path) -> list[Path]:
     """Finished checkpoints, newest first."""
-    return sorted((path for path in work.glob("step-*") if (path / STATE).is_file()), reverse=True)
+    return sorted((path for path in work.glob("step-*") if (path / STATE).is_file()), key=_step, reverse=True)
 
 
-def _prune(work: Path) -> None:
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _sums(folder: Path, state: TrainingState) -> dict[str, str]:
+    """What a checkpoint consists of: the digests of its files, and of the state without them."""
+    found = {name: digest_file(folder / name) for name in (MODEL, OPTIMIZER)}
+    return {**found, STATE: digest_json(model_json(state.model_copy(update={"sha256": {}})))}
+
+
+def _intact(path: Path) -> TrainingState | None:
+    """The state of a checkpoint that is as it was written, down to the best weights that it refers to; else None."""
+    try:
+        state = read_model(path / STATE, TrainingState)
+        if state.sha256 != _sums(path, state):
+            return None
+        if state.best is not None and digest_file(path.parent / state.best.file) != state.best.sha256:
+            return None
+    except (DataError, OSError):
+        return None
+    return state
+
+
+def _prune(work: Path, step: int) -> None:
+    """Keep the checkpoint of this step and those before it that are needed; what lies after it was damaged."""
     kept: set[str] = set()
-    for index, path in enumerate(_checkpoints(work)):
-        if index >= KEEP:
+    past = [path for path in _checkpoints(work) if _step(path) <= step]
+    for path in _checkpoints(work):
+        if path not in past[:KEEP]:
             shutil.rmtree(path)
-        elif best := read_model(path / STATE, TrainingState).best:
-            kept.add(best.file)
+    for path in past[:KEEP]:
+        with contextlib.suppress(DataError):  # a damaged one needs nothing
+            if best := read_model(path / STATE, TrainingState).best:
+                kept.add(best.file)
     for path in work.glob("best-*.safetensors"):
         if path.name not in kept:
             path.unlink()

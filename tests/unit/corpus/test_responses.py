@@ -178,20 +178,51 @@ def test_batches_are_even_parts_of_a_domain_by_length():
     assert len({batch.digest for batch in batches}) == 4
 
 
-def test_a_stored_batch_that_is_not_its_batch_is_refused(target, tmp_path):
+def test_a_stored_batch_that_is_not_its_batch_is_answered_again(target, tmp_path):
+    """Without its entry, as older versions left it, it is known by the prompts that it answers."""
     asked = prompts("math", 2)
-    generate_responses(target, asked, SETTINGS, tmp_path)
+    whole = generate_responses(target, asked, SETTINGS, tmp_path)
     (path,) = tmp_path.rglob("*.jsonl")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for wrong in (rows[:1], [rows[0], rows[0]], [rows[0], rows[1] | {"prompt_ids": [1]}], [{**rows[0], "x": 1}]):
-        path.write_text("".join(json.dumps(row) + "\n" for row in wrong))
-        with pytest.raises(DataError, match=path.name) as caught:
-            generate_responses(target, asked, SETTINGS, tmp_path)
-        assert caught.value.hint == f"delete {path} and run again"
-    path.write_text("{\n")
-    with pytest.raises(DataError, match="not valid JSON") as caught:
-        generate_responses(target, asked, SETTINGS, tmp_path)
-    assert caught.value.hint == f"delete {path} and run again"
+    good, entry = path.read_bytes(), path.with_suffix(".json")
+    rows = [json.loads(line) for line in good.splitlines()]
+    wrong = [rows[:1], [rows[0], rows[0]], [rows[0], rows[1] | {"prompt_ids": [1]}], [{**rows[0], "x": 1}]]
+    damaged = ["".join(json.dumps(row) + "\n" for row in some).encode() for some in wrong]
+    for data in (*damaged, b"{\n", b"", b"\xff\n", good[:-10]):
+        for known in (True, False):
+            path.write_bytes(data)
+            if not known:
+                entry.unlink()
+            noted = Noted()
+            assert generate_responses(target, asked, SETTINGS, tmp_path, noted) == whole
+            assert path.read_bytes() == good and entry.is_file()
+            assert len(noted.notes) == 1 and path.name in noted.notes[0] and "answered again" in noted.notes[0]
+
+
+class Noted(Progress):
+    """Keeps the notes."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, message):
+        self.notes.append(message)
+
+
+def test_no_flipped_bit_of_an_answer_is_trained_on(target, tmp_path, monkeypatch):
+    """One digit of a token id for another leaves sound JSON, sound prompts, and a wrong token."""
+    asked = prompts("math", 2)
+    whole = generate_responses(target, asked, SETTINGS, tmp_path)
+    (path,) = tmp_path.rglob("*.jsonl")
+    good, entry = path.read_bytes(), path.with_suffix(".json")
+    place = good.index(b'"response_ids":[') + len(b'"response_ids":[')
+    path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+    assert generate_responses(target, asked, SETTINGS, tmp_path) == whole
+    entry.write_bytes(entry.read_bytes().replace(b'"sha256": "', b'"sha256": "0')[:-5])
+    assert generate_responses(target, asked, SETTINGS, tmp_path) == whole
+    # A kill between the batch and its entry costs nothing.
+    entry.unlink()
+    monkeypatch.setattr(target, "last_hidden", lambda *args, **options: pytest.fail("the target ran"))
+    assert generate_responses(target, asked, SETTINGS, tmp_path) == whole
 
 
 def test_a_prompt_that_leaves_no_room_is_a_data_error(target, tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from dspark.features.store import (
     bytes_per_token,
     damaged_shards,
     discard,
+    known_entry,
     read_shard,
     read_split,
     shard_entry,
@@ -103,3 +106,36 @@ def test_bytes_per_token_are_those_of_the_paper_targets():
 def test_a_shard_takes_the_bytes_that_were_announced(manifest):
     entry = manifest.splits["train"][0]
     assert 0 <= entry.bytes - 7 * bytes_per_token(2, 2, "float32") < 1000
+
+
+def test_no_flipped_bit_and_no_cut_of_a_shard_is_read(manifest, tmp_path):
+    path = shard_path(tmp_path, KEY)
+    good = path.read_bytes()
+    draw = random.Random(0)
+    cuts = [good[:length] for length in (0, 7, 8, len(good) // 2, len(good) - 1)]
+    flips = [(draw.randrange(len(good)), draw.randrange(8)) for _ in range(200)]
+    for damaged in [*cuts, *(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :] for at, bit in flips)]:
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError, match=path.name):
+            read_split(manifest, "train", tmp_path)
+        assert damaged_shards(manifest, tmp_path, deep=True) == list(manifest.splits["train"])
+    path.write_bytes(good)
+    assert len(read_split(manifest, "train", tmp_path)) == 2
+
+
+def test_flipped_bits_of_an_entry_are_noticed(manifest, tmp_path):
+    """No entry, so that the shard is made again; or one by which the sound shard is refused, and then made again."""
+    path = shard_path(tmp_path, KEY).with_suffix(".json")
+    good, entry = path.read_bytes(), manifest.splits["train"][0]
+    refused = 0
+    for at in range(len(good)):
+        for bit in range(0, 8, 2):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+            found = known_entry(tmp_path, KEY, ROWS)
+            if found is None or found == entry:  # equal: one kind of white space for another
+                continue
+            wrong = manifest.model_copy(update={"splits": {"train": (found,)}})
+            with pytest.raises(IntegrityError, match="sha256"):
+                read_split(wrong, "train", tmp_path)
+            refused += 1
+    assert refused > 30  # digits of the sha256 that became other digits

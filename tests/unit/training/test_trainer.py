@@ -1,5 +1,7 @@
 import csv
 import json
+import random
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -155,15 +157,69 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, tmp_path):
     whole = run(tmp_path)
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         path = tmp_path / "step-000006" / name
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 4
-        path.write_bytes(bytes(data))
-        if name == "state.json" and read_latest(tmp_path)[0].step == 6:
-            path.write_text("{")
+        flip(path, len(path.read_bytes()) // 2, 4)
         assert read_latest(tmp_path)[0].step == 4
         again = StopAfter(99)
         assert same(run(tmp_path, again).drafter.state_dict(), whole.drafter.state_dict())
         assert len(again.fields) == 2
+
+
+def flip(path, position, mask):
+    data = bytearray(path.read_bytes())
+    data[position] ^= mask
+    path.write_bytes(bytes(data))
+
+
+def test_no_flipped_bit_and_no_cut_of_a_checkpoint_is_ever_trained_on(run, tmp_path):
+    """At 40 places of every file, the best weights included, and cut at three: the one before is found, or none."""
+    run(tmp_path)
+    newest, before = (read_latest_of(tmp_path, step) for step in (6, 4))
+    draw = random.Random(0)
+    files = [*sorted((tmp_path / "step-000006").iterdir()), tmp_path / newest[0].best.file]
+    assert len(files) == 4
+    tries = 0
+    for path in files:
+        good = path.read_bytes()
+        cuts = [good[:length] for length in (0, len(good) // 2, len(good) - 1)]
+        for damaged in [*cuts, *(flipped(good, draw.randrange(len(good)), draw.randrange(8)) for _ in range(40))]:
+            path.write_bytes(damaged)
+            found = read_latest(tmp_path)
+            if path.name == "state.json" and damaged.strip() == good.strip():
+                continue  # white space at its end
+            if found is not None and found[0].step == 6:
+                assert path.name == "state.json" and json.loads(damaged) == json.loads(good)  # blank for blank
+                continue
+            assert found is None or (found[0] == before[0] and same(found[1], before[1]) and same(found[2], before[2]))
+            tries += 1
+        path.write_bytes(good)
+    assert tries > 150 and read_latest(tmp_path)[0] == newest[0]
+
+
+def read_latest_of(work, step):
+    """The checkpoint of a step, as if no later one had been written."""
+    copy = work.with_name(f"{work.name} as of {step}")
+    shutil.copytree(work, copy)
+    for path in copy.glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    return read_latest(copy)
+
+
+def flipped(data, position, bit):
+    return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+
+
+def test_a_damaged_newest_checkpoint_does_not_stand_in_the_way_of_the_next(run, tmp_path):
+    """Training goes on from step 2 and is stopped at 3: the one of step 4, whose state is cut off, is not read."""
+    whole = run(tmp_path / "whole")
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "cut", KillAfter(5))
+    state = tmp_path / "cut" / "step-000004" / "state.json"
+    state.write_bytes(state.read_bytes()[:50])
+    with pytest.raises(Interrupted):
+        run(tmp_path / "cut", StopAfter(1))
+    assert sorted(path.name for path in (tmp_path / "cut").glob("step-*")) == ["step-000002", "step-000003"]
+    assert same(whole.drafter.state_dict(), run(tmp_path / "cut").drafter.state_dict())
 
 
 def test_the_last_two_checkpoints_and_the_best_weights_are_kept(run, tmp_path):
@@ -185,11 +241,17 @@ def test_the_best_weights_are_handed_on_not_the_last(run, tmp_path):
     assert result.metrics.final.step == 8
 
 
-def test_missing_best_weights_are_an_error(run, tmp_path):
-    result = run(tmp_path)
-    (tmp_path / f"best-{result.metrics.best.step:06d}.safetensors").unlink()
-    with pytest.raises(DataError, match="missing or damaged"):
-        run(tmp_path)
+@pytest.mark.parametrize("damage", ["gone", "flipped"])
+def test_best_weights_that_are_gone_or_damaged_are_made_again(run, tmp_path, damage):
+    """No checkpoint that refers to them counts: training goes on from one that does not, or begins anew."""
+    whole = run(tmp_path)
+    path = tmp_path / f"best-{whole.metrics.best.step:06d}.safetensors"
+    if damage == "gone":
+        path.unlink()
+    else:
+        flip(path, len(path.read_bytes()) - 3, 1)
+    assert same(run(tmp_path).drafter.state_dict(), whole.drafter.state_dict())
+    assert read_latest(tmp_path)[0].step == 6
 
 
 def test_changed_settings_or_data_are_refused_with_the_difference(run, tmp_path, make_sequences):
