@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,24 @@ def processor_flags(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
         path.write_text(f"flags : {flags}\n")
 
     return pretend
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many bytes; where that is not allowed the test is skipped, and says so."""
+    mounted: list[Path] = []
+
+    def mount(size: int) -> Path:
+        folder = tmp_path / f"disk {len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("file systems cannot be mounted here")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

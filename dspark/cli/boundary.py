@@ -11,6 +11,7 @@ import click
 
 from dspark.cli.root import root
 from dspark.errors import DsparkError, Interrupted
+from dspark.io.disk import disk_error
 
 USAGE, FAULT, INTERRUPTED = 2, 1, 130
 
@@ -24,8 +25,7 @@ def run_command(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain again while it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()  # whoever read it has enough
         return 0
     except click.exceptions.Exit as end:
         return end.exit_code
@@ -41,6 +41,8 @@ def run_command(arguments: Sequence[str]) -> int:
     except Exception as fault:
         if debug:
             _traceback()
+        if known := disk_error(fault):
+            return _report(known.message, known.hint, known.exit_code, as_json)
         hint = "this is a fault in dspark: please report it; `dspark --debug VERB ...` shows where"
         return _report(f"{type(fault).__name__}: {fault}", hint, FAULT, as_json)
 
@@ -49,9 +51,18 @@ def _report(message: str, hint: str, code: int, as_json: bool) -> int:
     lines = [f"Error: {message}" if code != INTERRUPTED else message]
     lines += [f"  {line}" for line in hint.splitlines()]
     print("\n".join(lines), file=sys.stderr)
-    if as_json:
-        print(json.dumps({"schema": "dspark/error/1", "error": message, "hint": hint, "exit_code": code}))
+    try:
+        if as_json:
+            print(json.dumps({"schema": "dspark/error/1", "error": message, "hint": hint, "exit_code": code}))
+        sys.stdout.flush()
+    except OSError:  # it lies on the very disk that is full
+        _give_up_stdout()
     return code
+
+
+def _give_up_stdout() -> None:
+    """Python would try to write what is left, and complain again, while it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _traceback() -> None:

@@ -23,6 +23,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
         _fsync(temporary)
         temporary.replace(path)
         _fsync(path.parent)
+    except OSError as reason:
+        if reason.errno is not None and reason.filename is None:
+            reason.filename = str(path)  # a write that fails does not say of which file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

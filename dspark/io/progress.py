@@ -6,6 +6,7 @@ before it is on disk or can be redone, so a requested stop raises `Interrupted` 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -111,5 +112,6 @@ class EventProgress(Progress):
         if elapsed > 0 and self._done > self._at_start:
             rate = (self._done - self._at_start) / elapsed
             row |= {"per_second": round(rate, 4), "eta_seconds": round(max(self._total - self._done, 0) / rate, 1)}
-        with self._path.open("a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row, ensure_ascii=False) + "\n")
+        # On a full disk: what the work itself cannot write will say so, and a line is not worth stopping for.
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(row) + "\n")

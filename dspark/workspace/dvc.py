@@ -6,6 +6,7 @@ side, so that a killed `dspark run` leaves no broken pipe behind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -53,6 +54,14 @@ class Tail:
         self._position += len(whole)
         return whole.decode("utf-8", errors="replace").splitlines()
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The same as JSON objects; a line that a full disk cut off is left out."""
+        found = []
+        for line in self.lines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [row for row in found if isinstance(row, dict)]
+
 
 class Watcher:
     """Follows DVC's output and the stages' events, and knows how every stage stands.
@@ -79,7 +88,7 @@ class Watcher:
         """Look at what is new."""
         # The log first: the events of a stage that it shows as ended are then all there, and are told before its end.
         lines = self._log.lines()
-        self._rows += map(json.loads, self._events.lines())
+        self._rows += self._events.rows()
         self._tell()
         for line in lines:
             self._read(line)

@@ -34,8 +34,8 @@ class ExportRecord(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """How long it took, or runs already; of a killed one until that was noticed."""
-        return (self.finished or time.time()) - self.started
+        """How long it took, or runs already; of a killed one until that was noticed; 0 if the clock was set back."""
+        return max(0.0, (self.finished or time.time()) - self.started)
 
 
 def write_export(workspace: Workspace, record: ExportRecord) -> None:

@@ -118,6 +118,11 @@ class Stopper:
                 time.sleep(POLL_SECONDS)
             self._wait_for_group(child.pid, tick)
             tick()
+        except BaseException:
+            # Whoever listens failed, on a full disk for instance: nobody may work on unwatched.
+            self._wait_for_group(child.pid, lambda: None)
+            child.wait()
+            raise
         finally:
             self._group = None
         check_stop()

@@ -6,7 +6,10 @@ results), `<stage>@<key>.log`, `dvc.log`, `events.jsonl`.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +20,7 @@ from dspark.io.jsonfile import read_model, write_model
 
 StageStatus = Literal["ran", "failed", "interrupted"]
 RunState = Literal["running", "done", "failed", "interrupted"]
+_MOMENT = "%Y%m%dT%H%M%S.%fZ"  # what a run's id begins with
 
 
 class _Json(BaseModel):
@@ -55,6 +59,11 @@ class RunRecord(_Json):
     verb: list[str] = ["run"]  # what asked for it: words after `dspark`, without the two above
 
     @property
+    def seconds(self) -> float:
+        """How long it took, or runs already; 0 if the clock was set back meanwhile."""
+        return max(0.0, (self.finished or time.time()) - self.started)
+
+    @property
     def command(self) -> str:
         """What goes on with this run."""
         overrides = (word for flag in self.flags for word in ("--set", flag))
@@ -77,19 +86,29 @@ def read_result(run: Path, stage: str, key: str) -> StageResult | None:
     return read_model(path, StageResult) if path.is_file() else None
 
 
-def read_results(run: Path) -> list[StageResult]:
-    """All stage results of a run, oldest first."""
-    paths = sorted(run.glob("*@*.json"), key=lambda path: path.stat().st_mtime_ns)
-    return [read_model(path, StageResult) for path in paths]
-
-
 def write_record(run: Path, record: RunRecord) -> None:
     """Write `run.json`."""
     write_model(run / "run.json", record)
 
 
+def new_run(runs: Path, pid: int) -> Path:
+    """Make the folder of a run that begins. Its id sorts after those that are there, even if the clock was set back.
+
+    Call only while holding the run lock.
+    """
+    moment = datetime.now(UTC)
+    if runs.is_dir():
+        for path in runs.iterdir():
+            with contextlib.suppress(ValueError):  # no run of ours
+                known = datetime.strptime(path.name.partition("-")[0], _MOMENT).replace(tzinfo=UTC)
+                moment = max(moment, known + timedelta(microseconds=1))
+    folder = runs / f"{moment:{_MOMENT}}-{pid}"
+    folder.mkdir(parents=True)
+    return folder
+
+
 def latest_run(runs: Path) -> Path | None:
-    """The folder of the newest run; ids sort by time."""
+    """The folder of the newest run; ids sort in the order of their runs."""
     found = sorted(path.parent for path in runs.glob("*/run.json")) if runs.is_dir() else []
     return found[-1] if found else None
 

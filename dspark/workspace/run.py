@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dspark.config.layers import Overlay
 from dspark.config.resolve import Pipeline, resolve
 from dspark.errors import DsparkError, Interrupted, StageError
 from dspark.io.atomic import write_if_changed
+from dspark.io.disk import disk_error, disk_errors
 from dspark.io.jsonfile import pretty_json, read_model
 from dspark.registry.address import tracking_address
 from dspark.workspace import fetch, preflight
@@ -26,7 +27,7 @@ from dspark.workspace.listener import Listener, Outcome
 from dspark.workspace.lock import keep_dvc_lock, repair_dvc, run_lock
 from dspark.workspace.process import Stopper, check_stop, child_environment, stopping
 from dspark.workspace.publisher import Publisher
-from dspark.workspace.results import RunRecord, log_path, write_record
+from dspark.workspace.results import RunRecord, log_path, new_run, write_record
 from dspark.workspace.stage import remove_finished
 from dspark.workspace.summary import Registered, Summary, summarise
 
@@ -112,8 +113,7 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
     preflight.check(workspace, pipeline.chosen)
     purpose = f"dspark {request.verb[0]} of build {pipeline.chosen.name!r}"
     with stopping(listener.note) as stopper, run_lock(workspace, purpose, listener.note) as lock:
-        folder = workspace.runs / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
-        folder.mkdir(parents=True)
+        folder = new_run(workspace.runs, os.getpid())
         record = RunRecord(
             id=folder.name,
             build=pipeline.chosen.name,
@@ -127,27 +127,42 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
         publisher = Publisher(workspace, uri, listener) if request.publish else None
         journal = publisher.begin(folder, record) if publisher is not None else None
         try:
-            current = _Run(workspace, request, pipeline, journal or listener, stopper, lock, folder)
-            outcomes = current.make()
-            receipt = None
-            if publisher is not None and journal is not None:
-                receipt = publisher.publish(pipeline.chosen.name, journal)
-            report = current.report(outcomes, receipt, started)
+            with disk_errors():
+                current = _Run(workspace, request, pipeline, journal or listener, stopper, lock, folder)
+                outcomes = current.make()
+                receipt = None
+                if publisher is not None and journal is not None:
+                    receipt = publisher.publish(pipeline.chosen.name, journal)
+                report = current.report(outcomes, receipt, started)
             record.state, record.exit_code = "done", 0
             return report
         except (DsparkError, Interrupted) as error:
             record.state = "interrupted" if isinstance(error, Interrupted) else "failed"
             record.exit_code, record.message = error.exit_code, str(error)
-            if publisher is not None and journal is not None:
-                publisher.failed(journal, error)
+            with _kept_going(listener):
+                if publisher is not None and journal is not None:
+                    publisher.failed(journal, error)
             raise
         finally:
             if record.state == "running":
                 record.state, record.message = "failed", "ended by a fault"
-            if journal is not None:
-                journal.end("FAILED", 1, record.message)
             record.finished = time.time()
-            write_record(folder, record)
+            with _kept_going(listener):
+                if journal is not None:
+                    journal.end("FAILED", 1, record.message)
+                write_record(folder, record)
+
+
+@contextmanager
+def _kept_going(listener: Listener) -> Iterator[None]:
+    """Say it where the end of a run cannot be written down; it must not take the place of why the run ended."""
+    try:
+        yield
+    except OSError as reason:
+        known = disk_error(reason)
+        if known is None:
+            raise
+        listener.note(f"how this run ended could not be written down: {known.message}")
 
 
 def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:

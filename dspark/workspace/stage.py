@@ -8,14 +8,14 @@ kill in between costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,8 +24,10 @@ from dspark.config.stages import BY_NAME, Stage
 from dspark.errors import DataError, DsparkError, Interrupted, StageError
 from dspark.io.atomic import replace_tree
 from dspark.io.digest import digest_json, digest_tree
+from dspark.io.disk import disk_error, disk_errors
 from dspark.io.jsonfile import model_json, write_model
 from dspark.io.progress import EventProgress, Progress, install_stop_signals, request_stop
+from dspark.workspace import finished
 from dspark.workspace.inputs import StageInputs, read_entry, read_inputs
 from dspark.workspace.layout import Workspace, find_workspace
 from dspark.workspace.results import StageResult, log_path, result_path
@@ -33,7 +35,6 @@ from dspark.workspace.results import StageResult, log_path, result_path
 Main = Callable[[Any, "StagePaths", Progress], None]
 
 RUN_ID, RUN_PID, EVENTS, DEBUG = "DSPARK_RUN_ID", "DSPARK_RUN_PID", "DSPARK_EVENTS", "DSPARK_DEBUG"
-FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -139,20 +140,25 @@ def reported(name: str, key: str, work: Callable[[Progress], list[str]]) -> int:
     started = time.monotonic()
     run = _run_folder()
     if run is not None:
-        _redirect_output(log_path(run, name, key))
+        with contextlib.suppress(OSError):  # on a full disk DVC's log may take it
+            _redirect_output(log_path(run, name, key))
     install_stop_signals()
     _stop_with_the_run()
     outputs: list[str] = []
     failure: BaseException | None = None
     try:
-        outputs = work(_progress(name, key))
+        with disk_errors():
+            outputs = work(_progress(name, key))
     except (Exception, Interrupted, KeyboardInterrupt) as error:
         failure = error
     result = _result(name, key, failure, outputs, time.monotonic() - started)
     if failure is not None:
         _print(result, failure)
     if run is not None:
-        write_model(result_path(run, name, key), result)
+        try:
+            write_model(result_path(run, name, key), result)
+        except OSError as reason:
+            print(f"this result could not be written down: {reason}", file=sys.stderr)
     return result.exit_code
 
 
@@ -165,37 +171,50 @@ def _execute(name: str, key: str, main: Main, progress: Progress) -> str:
     folder = workspace.work(name, _input_digest(workspace, spec, key, entry, inputs))
     staged = folder / "out" / Path(output).name
     paths = StagePaths(workspace, spec, key, entry, out=staged, work=folder / "state")
-    finished = folder / FINISHED / staged.name
-    if not finished.exists():
-        if staged.parent.exists():
-            progress.note(f"an earlier {name} was stopped on its way: its unfinished output is removed")
-        shutil.rmtree(staged.parent, ignore_errors=True)
-        staged.parent.mkdir(parents=True)
-        if not spec.writes_file:
-            staged.mkdir()
-        paths.work.mkdir(parents=True, exist_ok=True)
-        main(settings, paths, progress)
+    kept = folder / finished.FOLDER
+    if kept.exists() and not finished.intact(kept, staged.name):
+        progress.note(f"the finished output of {name} that was kept is damaged: it is made again")
+        shutil.rmtree(kept, ignore_errors=True)
+    if not kept.exists():
+        _make(spec, main, settings, paths, progress)
         if not staged.exists():
             raise StageError(f"stage {name} finished without making its output {output}", "please report this")
         try:
-            with _complete(finished.parent) as unfinished:
-                _copy(staged, unfinished / staged.name)
+            finished.keep(staged, kept)
         except OSError as reason:  # the copy is an insurance against kills, not worth failing for
             progress.note(f"no copy of the output is kept until DVC has recorded it: {reason}")
     else:
         shutil.rmtree(staged.parent, ignore_errors=True)
         staged.parent.mkdir(parents=True)
-        _copy(finished, staged)
+        finished.copy(kept / staged.name, staged)
     replace_tree(staged, workspace.root / output)
     shutil.rmtree(paths.work, ignore_errors=True)
     shutil.rmtree(staged.parent, ignore_errors=True)
     return output
 
 
+def _make(spec: Stage, main: Main, settings: Any, paths: StagePaths, progress: Progress) -> None:
+    """Let the stage make its output from what it has of it."""
+    folder = paths.out.parent
+    if folder.exists():
+        progress.note(f"an earlier {spec.name} was stopped on its way: its unfinished output is removed")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if not spec.writes_file:
+        paths.out.mkdir()
+    paths.work.mkdir(parents=True, exist_ok=True)
+    try:
+        main(settings, paths, progress)
+    except Exception as error:
+        if disk_error(error):  # on a full disk this makes room to say so
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def remove_finished(workspace: Workspace) -> None:
     """Drop the copies of finished outputs that DVC has recorded meanwhile; call when `dvc repro` succeeded."""
-    for finished in workspace.state.glob(f"work/*/*/{FINISHED}"):
-        shutil.rmtree(finished.parent, ignore_errors=True)
+    for kept in workspace.state.glob(f"work/*/*/{finished.FOLDER}"):
+        shutil.rmtree(kept.parent, ignore_errors=True)
 
 
 def _input_digest(workspace: Workspace, spec: Stage, key: str, entry: dict[str, str], inputs: StageInputs) -> str:
@@ -277,21 +296,3 @@ def _stop_with_the_run(interval_seconds: float = 0.5) -> None:
 def _progress(name: str, key: str) -> Progress:
     events = os.environ.get(EVENTS)
     return EventProgress(Path(events), f"{name}@{key}") if events else Progress()
-
-
-@contextmanager
-def _complete(folder: Path) -> Iterator[Path]:
-    """Fill a folder under another name and give it its own when it is complete."""
-    unfinished = folder.with_name(folder.name + ".part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    yield unfinished
-    unfinished.replace(folder)
-
-
-def _copy(source: Path, destination: Path) -> None:
-    """Copy a file or folder; no hard links, which a package must not have."""
-    if source.is_dir():
-        shutil.copytree(source, destination)
-    else:
-        shutil.copy2(source, destination)

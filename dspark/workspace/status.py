@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,7 +68,7 @@ def status(workspace: Workspace) -> Standing:
         folder=folder,
         record=record,
         state=state,
-        seconds=(record.finished or time.time()) - record.started,
+        seconds=record.seconds,
         stages=tuple(outcomes.values()),
         running=running,
         progress=_last_progress(folder, running) if running else None,
@@ -78,8 +76,7 @@ def status(workspace: Workspace) -> Standing:
 
 
 def _last_progress(folder: Path, stage: str) -> dict[str, Any] | None:
-    rows = [json.loads(line) for line in Tail(folder / "events.jsonl", whole=True).lines()]
-    mine = [row for row in rows if row.get("stage") == stage]
+    mine = [row for row in Tail(folder / "events.jsonl", whole=True).rows() if row.get("stage") == stage]
     return mine[-1] if mine else None
 
 

@@ -132,3 +132,22 @@ def test_an_installed_dspark_needs_no_python_path(tmp_path: Path, monkeypatch: p
     checkout = tmp_path / "src" / "dspark" / "__init__.py"
     monkeypatch.setattr("dspark.workspace.process.dspark.__file__", str(checkout))
     assert child_environment(Workspace(tmp_path), None)["PYTHONPATH"] == str(tmp_path / "src")
+
+
+def test_when_whoever_listens_fails_nobody_works_on(tmp_path: Path) -> None:
+    """As on a disk that has become full: the journal of the run cannot be written, and the command still runs."""
+
+    def broken() -> None:
+        if (tmp_path / "log").read_text():
+            raise OSError(28, "No space left on device")
+
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    with pytest.raises(OSError, match="No space left"), stopping(lambda message: None) as stopper:
+        stopper.run(
+            [sys.executable, "-c", code],
+            workspace=Workspace(tmp_path),
+            environment=os.environ,
+            log=tmp_path / "log",
+            tick=broken,
+        )
+    assert group_members(int((tmp_path / "log").read_text().split()[0])) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -198,9 +199,62 @@ def test_a_copy_that_does_not_fit_does_not_fail_the_stage(
     def full(source: Path, destination: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dspark.workspace.stage._copy", full)
+    monkeypatch.setattr("dspark.workspace.finished.copy", full)
     assert run(workspace, writes("whole")).status == "ran"
     assert (workspace.root / "builds/b/export/made.txt").read_text() == "whole"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "more", "no digest"])
+def test_a_kept_output_that_was_damaged_is_made_again(workspace: Workspace, damage: str) -> None:
+    """The insurance against kills is believed only byte by byte."""
+    calls: list[int] = []
+
+    def main(settings: ExportInputs, paths: StagePaths, progress: Progress) -> None:
+        calls.append(1)
+        (paths.out / "made.txt").write_text("whole")
+
+    run(workspace, main)
+    (kept,) = workspace.state.glob("work/*/*/finished")
+    copy = kept / "export/made.txt"
+    if damage == "gone":
+        copy.unlink()
+    elif damage == "more":
+        (kept / "export/other.txt").write_text("x")
+    elif damage == "no digest":
+        (kept / "digest").unlink()
+    else:
+        copy.write_text({"flipped": "whola", "cut": ""}[damage])
+    assert run(workspace, main).status == "ran"
+    assert (workspace.root / "builds/b/export/made.txt").read_text() == "whole"
+    assert calls == [1, 1] and [path.name for path in (workspace.root / "builds/b/export").iterdir()] == ["made.txt"]
+
+
+def test_a_stage_on_a_full_disk_says_so_and_makes_room_to_say_it(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(settings: ExportInputs, paths: StagePaths, progress: Progress) -> None:
+        (paths.out / "half.bin").write_bytes(bytes(1000))
+        (paths.work / "checkpoint").write_text("step 7")
+        raise OSError(errno.ENOSPC, "No space left on device", str(paths.out / "half.bin"))
+
+    result = run(workspace, main)
+    assert (result.status, result.category, result.exit_code) == ("failed", "PreflightError", 3)
+    assert result.message.endswith("out/export/half.bin: No space left on device") and "make room" in result.hint
+    assert "Traceback" not in capsys.readouterr().err
+    (state,) = workspace.state.glob("work/*/*")
+    assert [path.name for path in state.iterdir()] == ["state"]  # what can be taken up again stays
+
+
+def test_a_result_that_cannot_be_written_down_is_no_failure(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("dspark.workspace.stage.write_model", full)
+    assert run_stage("export", "b", writes("whole")) == 0
+    assert (workspace.root / "builds/b/export/made.txt").read_text() == "whole"
+    assert "could not be written down" in capsys.readouterr().err
 
 
 def test_an_old_output_is_replaced_as_a_whole(workspace: Workspace) -> None:
