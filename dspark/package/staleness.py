@@ -100,6 +100,11 @@ def _expired(entry: CertificateEntry, today: datetime.date) -> list[Difference]:
     until = entry.holds_until
     if until is not None and today.isoformat() > until.date:
         return [Difference("holds until", until.date, today.isoformat())]
+    if entry.measured_at is not None:
+        measured = datetime.datetime.fromisoformat(entry.measured_at).date()
+        # A clock that was set back would let a certificate hold for ever; clocks that are a little apart are no fault.
+        if today < measured - datetime.timedelta(days=1):
+            return [Difference("measured on", measured.isoformat(), today.isoformat())]
     return []
 
 

@@ -6,19 +6,23 @@ import contextlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from dspark import __version__
 from dspark.config.resolve import build_names, resolve
-from dspark.errors import DataError, SettingsError
+from dspark.errors import DataError, IntegrityError, SettingsError
 from dspark.io.jsonfile import write_model
 from dspark.processor import arithmetic, processor
+from dspark.registry.location import left_behind
 from dspark.registry.publish import spool_of
 from dspark.workspace import preflight
 from dspark.workspace.journal import close_orphans, orphans
@@ -32,6 +36,7 @@ EXTRAS = {
 }
 _SYNC = "dspark registry sync"
 LOW_BYTES = 5 * 1024**3
+_CLOCK_SECONDS = 60  # so far apart the clocks of two machines on one disk may be
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,10 @@ def _workspace(workspace: Workspace) -> Iterator[Check]:
     yield _rwlock(workspace)
     yield _dvc_lock(workspace)
     yield _last_run(workspace)
+    yield _clock(workspace)
     yield _unfinished(workspace)
     yield from _tracking(workspace)
+    yield from _moved(workspace)
     for name in build_names(workspace.root):
         try:
             resolve(workspace.root, build=name)
@@ -222,6 +229,40 @@ def _tracking(workspace: Workspace) -> Iterator[Check]:
         yield Check("tracking", "warning", found, _SYNC)
     if not broken and not killed and not waiting:
         yield Check("tracking", "ok", "nothing waits for the tracking server")
+
+
+def _moved(workspace: Workspace) -> Iterator[Check]:
+    """Is the workspace still where its registry was made?"""
+    try:
+        places = left_behind(workspace.root)
+    except IntegrityError as error:
+        yield Check("registry", "error", error.message, error.hint)
+        return
+    here = workspace.root / "mlflow" / "artifacts"
+    for place in places:
+        yield Check(
+            "registry",
+            "warning",
+            f"this workspace was moved: its registry remembers files in {place}, which is gone. dspark finds them in "
+            f"{here}, MLflow's own pages do not",
+            f"for those: mkdir -p {shlex.quote(str(place.parent))} && ln -s {shlex.quote(str(here))} "
+            f"{shlex.quote(str(place))}",
+        )
+
+
+def _clock(workspace: Workspace) -> Check:
+    """A clock that was set back does no harm to runs, but nobody can tell whether a certificate has expired."""
+    folder = latest_run(workspace.runs)
+    started = 0.0
+    if folder is not None:
+        with contextlib.suppress(DataError):  # reported by `last run`
+            started = read_record(folder).started
+    if started > time.time() + _CLOCK_SECONDS:
+        moment = datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
+        return Check(
+            "clock", "warning", f"the last run began at {moment}, which is still to come here", "set the clock right"
+        )
+    return Check("clock", "ok", "after the last run")
 
 
 def _dead_run(workspace: Workspace) -> tuple[Path, RunRecord] | None:

@@ -20,6 +20,7 @@ from dspark.io.atomic import write_bytes
 from dspark.workspace.layout import Workspace
 
 DVC_LOCK_COPY = "dvc.lock.last"
+_OWNER_BYTES = 4096
 
 
 @contextmanager
@@ -39,8 +40,8 @@ def run_lock(
     handle = os.open(workspace.lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _acquire(handle, note, patience_seconds)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}).encode(), 0)
+        owner = json.dumps({"pid": os.getpid(), "purpose": purpose, "since": time.time()}).encode()
+        os.pwrite(handle, owner.ljust(_OWNER_BYTES), 0)  # at once: whoever looks finds the old name or the new one
         yield handle
     finally:
         os.close(handle)
@@ -138,7 +139,7 @@ def complete_lock_file(data: bytes) -> bool:
 
 def _acquire(handle: int, note: Callable[[str], None], patience_seconds: float) -> None:
     deadline = time.monotonic() + patience_seconds
-    waiting = False
+    attempts = 0
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,15 +156,15 @@ def _acquire(handle: int, note: Callable[[str], None], patience_seconds: float) 
             raise PreflightError(
                 f"the stage of a run that was killed (process {pid}) does not stop", "end it: see `dspark doctor`"
             )
-        if not waiting:
+        attempts += 1
+        if attempts == 2:  # at the first a run that has just begun may not have written its name yet
             note("waiting for the stage of a run that was killed to stop at its next safe point")
-            waiting = True
         time.sleep(0.2)
 
 
 def _owner(handle: int) -> dict[str, object] | None:
     try:
-        value = json.loads(os.pread(handle, 4096, 0))
+        value = json.loads(os.pread(handle, _OWNER_BYTES, 0))
     except ValueError:
         return None  # it is being written
     return value if isinstance(value, dict) and "pid" in value else None

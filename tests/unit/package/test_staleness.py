@@ -159,3 +159,10 @@ def test_a_packages_server_is_asked_what_it_is(pristine, monkeypatch):
     Client.gamma = None
     with pytest.raises(GateError, match="speculation: certified on, here off"):
         require_fresh_server(pristine, "http://a:1")
+
+
+def test_a_clock_that_was_set_back_lets_no_certificate_hold_for_ever(ask):
+    """It was measured on 2026-11-29, at noon UTC; a clock a day behind may be that of another machine."""
+    assert ask(today=datetime.date(2026, 11, 29)) == ask(today=datetime.date(2026, 11, 28)) == []
+    assert ask(today=datetime.date(2026, 11, 27)) == ["measured on: certified 2026-11-29, here 2026-11-27"]
+    assert ask(today=datetime.date(1970, 1, 1)) == ["measured on: certified 2026-11-29, here 1970-01-01"]

@@ -19,6 +19,7 @@ from dspark.io.progress import Progress
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest, verify
 from dspark.registry import delivery
+from dspark.registry.location import left_behind
 from dspark.registry.publish import find_published, publish, spool_of
 from dspark.registry.receipts import default_uri, receipt_path
 
@@ -217,6 +218,7 @@ def test_a_registry_is_made_where_there_is_none(pristine, database):
 
     found = mlflow.MlflowClient(f"sqlite:///{database}").get_experiment_by_name("dspark")
     assert found.artifact_location == (database.parent / "artifacts").as_uri()
+    assert left_behind(database.parents[1]) == []
 
 
 def test_a_moved_workspace_keeps_its_new_artifacts_with_it(pristine, workspace, tmp_path):
@@ -231,6 +233,7 @@ def test_a_moved_workspace_keeps_its_new_artifacts_with_it(pristine, workspace, 
     assemble(sources, tmp_path / "other" / "package", card=fake_build.card)
     receipt = send(tmp_path / "other" / "package", moved)
     assert receipt.version == "2" and not workspace.exists()
+    assert workspace / "mlflow" / "artifacts" in left_behind(moved)  # which `dspark doctor` tells
     assert len([path for path in artifacts(moved) if path.name == "manifest.json"]) == 2
 
 

@@ -155,3 +155,41 @@ def test_the_workspace_is_found_from_inside_and_missed_from_outside(tmp_path: Pa
     assert find_workspace(tmp_path / "a" / "b").root == tmp_path
     with pytest.raises(PreflightError, match="not inside a workspace"):
         find_workspace(tmp_path.parent)
+
+
+def test_of_runs_that_begin_at_once_one_holds_the_workspace_at_any_time(workspace: Workspace) -> None:
+    """Five processes want it again and again; who has it notes when he came and when he went."""
+    code = (
+        "import os, sys, time; from pathlib import Path\n"
+        "from dspark.errors import PreflightError\n"
+        "from dspark.workspace.layout import Workspace; from dspark.workspace.lock import run_lock\n"
+        f"root = Path({str(workspace.root)!r})\n"
+        "log = os.open(root / 'log', os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "end = time.monotonic() + 0.7\n"
+        "while time.monotonic() < end:\n"
+        "    try:\n"
+        "        with run_lock(Workspace(root), 'a run', print):\n"
+        "            os.write(log, f'{os.getpid()} in\\n'.encode()); time.sleep(0.002)\n"
+        "            os.write(log, f'{os.getpid()} out\\n'.encode())\n"
+        "    except PreflightError as error:\n"
+        "        assert 'in use: a run' in error.message, error\n"
+        "        time.sleep(0.001)\n"
+    )
+    command = [sys.executable, "-c", code]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+        for _ in range(5)
+    ]
+    for child in children:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    assert [child.communicate()[0] for child in children] == [""] * 5  # nobody waited for a killed run: none was
+    assert [child.returncode for child in children] == [0] * 5
+    lines = [line.split() for line in (workspace.root / "log").read_text().splitlines()]
+    assert len(lines) > 20
+    for (first, came), (second, went) in zip(lines[::2], lines[1::2], strict=True):
+        assert (first, came, went) == (second, "in", "out")
