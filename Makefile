@@ -49,7 +49,7 @@ test-compat: $(INSTALLED) ## our files in the released readers of SGLang, vLLM, 
 
 # Every case is one process after another: two at a time fill two cores.
 test-faults: export OMP_NUM_THREADS := 1
-test-faults: $(INSTALLED) ## kill -9 at fifty moments of a real run (about an hour; DSPARK_KILLS=5 for fewer)
+test-faults: $(INSTALLED) ## kills at fifty moments, stops and full disks of real runs (about an hour; DSPARK_KILLS=5 for fewer)
 	$(BIN)/python -m pytest -m faults --numprocesses 2
 
 # Fails where a service is missing and names it; Debian's is `apt-get install postgresql`.

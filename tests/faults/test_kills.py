@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from undisturbed import Undisturbed, copy_of, model_digest
+from sandbox import PLACE
+from undisturbed import Undisturbed, copy_of, half_files, model_digest
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
 
 pytestmark = pytest.mark.faults
-HALF = re.compile(r"^\..*\.part$|^\.replaced-")  # the names of io/atomic.py
 KILLS = int(os.environ.get("DSPARK_KILLS", "50"))
 # Which processes of the workspace, by their command lines.
 VICTIMS: dict[str, Callable[[str], bool]] = {
@@ -33,7 +32,7 @@ VICTIMS: dict[str, Callable[[str], bool]] = {
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_a_killed_run_completes_to_the_same_model(undisturbed: Undisturbed, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    sandbox = copy_of(undisturbed.before, tmp_path / "workspace")
+    sandbox = copy_of(undisturbed.before, tmp_path / PLACE)
     victim, moment = draw.choice(sorted(VICTIMS)), draw.uniform(0, undisturbed.seconds)
     child = sandbox.start("run", "--target", "tiny", "--json")
     time.sleep(moment)
@@ -75,10 +74,3 @@ def finished_stages(sandbox: Sandbox) -> list[str]:
         with contextlib.suppress(Exception):  # a lock file that was cut off is restored by the next run
             return list(read_yaml(path)["stages"])
     return []
-
-
-def half_files(sandbox: Sandbox) -> list[str]:
-    """What atomic writes leave when they are cut off, anywhere but in the folder of unfinished work."""
-    work = sandbox.root / ".dspark/work"
-    found = (path for path in sandbox.root.rglob("*") if HALF.search(path.name) and not path.is_relative_to(work))
-    return [str(path.relative_to(sandbox.root)) for path in found if ".dvc" not in path.parts]

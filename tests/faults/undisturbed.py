@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))  # sandbox.py
 from sandbox import Sandbox
 
 PACKAGE = "builds/tiny/package"
+HALF = re.compile(r"^\..*\.part$|^\.replaced-")  # the names of io/atomic.py
 
 
 @dataclass(frozen=True)
@@ -34,3 +36,10 @@ def model_digest(sandbox: Sandbox) -> str:
     assert verified.code == 0, verified.err
     shown = sandbox.dspark("package", "show", PACKAGE, "--json")
     return str(shown.json["digests"]["model_digest"])
+
+
+def half_files(sandbox: Sandbox) -> list[str]:
+    """What atomic writes leave when they are cut off, anywhere but in the folder of unfinished work."""
+    work = sandbox.root / ".dspark/work"
+    found = (path for path in sandbox.root.rglob("*") if HALF.search(path.name) and not path.is_relative_to(work))
+    return [str(path.relative_to(sandbox.root)) for path in found if ".dvc" not in path.parts]

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # sandbox.py
 
-from sandbox import CHECKOUT, Finished, Sandbox, copy_workspace, make_sandbox
+from sandbox import CHECKOUT, PLACE, Finished, Sandbox, copy_workspace, make_sandbox
 
 from dspark.config.stages import STAGES
 from dspark.io.jsonfile import model_json, write_json
@@ -20,13 +20,13 @@ from dspark.io.jsonfile import model_json, write_json
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Sandbox:
     """The checkout's workspace files in an empty folder."""
-    return make_sandbox(tmp_path / "workspace")
+    return make_sandbox(tmp_path / PLACE)
 
 
 @pytest.fixture(scope="module")
 def new_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
     """The same, for all tests of a module."""
-    return make_sandbox(tmp_path_factory.mktemp("sandbox") / "workspace")
+    return make_sandbox(tmp_path_factory.mktemp("sandbox") / PLACE)
 
 
 # ---------------------------------------------------------------- stages that cost nothing
@@ -102,13 +102,21 @@ from dspark.io.jsonfile import write_json, write_model
 from dspark.workspace.stage import stage
 
 
+def held(file):
+    """Whether to stand still: the file is there and does not name this stage."""
+    try:
+        return "{name}" not in file.read_text().split()
+    except FileNotFoundError:
+        return False
+
+
 @stage("{name}")
 def main(inputs, paths, progress):
     with (paths.root / "calls.log").open("a") as log:
         log.write(f"{name}@{{paths.key}}\\n")
     read = [paths.root / path for path in paths.stage.dependencies(paths.key, paths.entry)]
     stamp = digest_json([digest_tree(path) for path in read])
-    steps = int(os.environ.get("FAKE_STEPS", "0")) if os.environ.get("FAKE_SLOW") == "{name}" else 0
+    steps = int(os.environ.get("FAKE_STEPS", "0")) if os.environ.get("FAKE_SLOW") in ("{name}", "any") else 0
     done = paths.work / "done"
     begin = int(done.read_text()) if done.is_file() else 0
     progress.start("{name}", steps, begin)
@@ -117,7 +125,7 @@ def main(inputs, paths, progress):
             log.write(f"{name} {{step}}\\n")
         done.write_text(str(step + 1))
         progress.advance()
-        while step >= 5 and (paths.root / "hold").exists():
+        while step >= 5 and held(paths.root / "hold"):
             time.sleep(0.02)
             progress.advance(0)
     if os.environ.get("FAKE_FAIL") == "{name}":
@@ -165,7 +173,7 @@ class FakeSandbox(Sandbox):
 @pytest.fixture(scope="session")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> FakeSandbox:
     """A workspace in which a whole run takes seconds and only the target was fetched; never changed, only copied."""
-    made = make_fake(tmp_path_factory.mktemp("untouched") / "workspace")
+    made = make_fake(tmp_path_factory.mktemp("untouched") / PLACE)
     fetched = made.dspark("targets", "fetch", "fake")
     assert fetched.code == 0, fetched.err
     return made
@@ -194,8 +202,8 @@ def made(made_once: FakeSandbox, tmp_path: Path) -> FakeSandbox:
 
 
 def copied(sandbox: FakeSandbox, folder: Path) -> FakeSandbox:
-    shutil.copytree(sandbox.root, folder / "workspace", symlinks=True)
-    return FakeSandbox(folder / "workspace")
+    shutil.copytree(sandbox.root, folder / PLACE, symlinks=True)
+    return FakeSandbox(folder / PLACE)
 
 
 def make_fake(root: Path) -> FakeSandbox:

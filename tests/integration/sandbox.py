@@ -18,6 +18,7 @@ from typing import Any
 from dspark.workspace.layout import Workspace
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+PLACE = "wörk späce 工房"  # what workspaces of tests are called: blanks and letters beyond ASCII are everywhere
 FILES = ("dvc.yaml", "params.yaml", "pipeline", "serving_profiles", "stages", ".dvc/config", ".dvcignore")
 
 
