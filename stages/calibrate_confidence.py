@@ -5,10 +5,11 @@ from dspark.workspace.stage import stage
 
 @stage("calibrate")
 def main(inputs, paths, progress):
-    from dspark.calibration.results import write_results
+    from dspark.calibration.results import write_absence, write_results
     from dspark.corpus.prompts import read_prompts
-    from dspark.decoding.drafting import TorchProposer
+    from dspark.decoding.proposers import torch_proposer
     from dspark.drafters.checkpoint import read_checkpoint
+    from dspark.evaluation.acceptance import NO_CONFIDENCE
     from dspark.evaluation.calibrate import calibrate_drafter
     from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
@@ -16,7 +17,10 @@ def main(inputs, paths, progress):
     record = read_record(paths.target)
     target = load_target(record, paths.root, dtype=inputs.calibration.dtype)
     drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
-    proposer = TorchProposer(drafter.to(target.dtype))
+    if not drafter.config.confidence:
+        write_absence(paths.out, drafter.config.gamma, NO_CONFIDENCE)
+        return
+    proposer = torch_proposer(drafter.to(target.dtype))
     prompts = read_prompts(paths.corpus / "prompts" / "calibration.jsonl")
     recorded = {"decoding": lambda *_: None, "server": from_server, "shards": from_shards}[
         inputs.calibration.records.kind

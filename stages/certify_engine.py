@@ -21,7 +21,7 @@ def reference(inputs, paths, fingerprint, progress):
 
     from dspark.calibration.results import read_report
     from dspark.corpus.prompts import read_prompts
-    from dspark.decoding.drafting import TorchProposer
+    from dspark.decoding.proposers import torch_proposer
     from dspark.decoding.records import read_records
     from dspark.drafters.checkpoint import read_checkpoint
     from dspark.engines.onnxruntime import OnnxProposer
@@ -40,14 +40,14 @@ def reference(inputs, paths, fingerprint, progress):
     torch.set_num_threads(threads(profile))
     record = read_record(paths.target)
     calibration = read_report(paths.build / "calibrate" / "calibration.json")
-    cost = read_model(paths.cost, CostReport).scheduling
+    cost = read_model(paths.cost, CostReport).scheduling if calibration.results else None
 
     def load(dtype):
         target = load_target(record, paths.root, dtype=dtype)
         if profile.draft_backend == "onnxruntime":
             return target, OnnxProposer(paths.build / "export" / "onnxruntime")
         drafter = read_checkpoint(paths.build / "export" / "drafter", target.embedding, target.head, record=record)
-        return target, TorchProposer(drafter.to(target.dtype))
+        return target, torch_proposer(drafter.to(target.dtype))
 
     return certify_reference(
         profile,

@@ -13,6 +13,7 @@ from dspark.calibration.results import (
     STSResult,
     read_reliability,
     read_report,
+    write_absence,
     write_results,
 )
 from dspark.calibration.temperatures import apply, fit_temperatures
@@ -34,5 +35,6 @@ __all__ = [
     "read_reliability",
     "read_report",
     "reliability_table",
+    "write_absence",
     "write_results",
 ]

@@ -76,16 +76,19 @@ class Calibration(BaseModel):
 
 
 class CalibrationReport(BaseModel):
-    """`calibration.json`: one result per sampling."""
+    """`calibration.json`: one result per sampling, or why there is none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
 
     schema_: Literal["dspark/calibration/1"] = Field(default="dspark/calibration/1", alias="schema")
     gamma: int = Field(ge=1)
-    results: tuple[Calibration, ...] = Field(min_length=1)
+    results: tuple[Calibration, ...] = ()
+    absent: str | None = None  # why nothing was calibrated: temperatures are 1 then, and nothing reads them
 
     @model_validator(mode="after")
     def _one_gamma_and_different_keys(self) -> CalibrationReport:
+        if bool(self.results) == (self.absent is not None):
+            raise ValueError("there are results, or it says why there are none")
         for result in self.results:
             if len(result.temperatures) != self.gamma:
                 raise ValueError(f"{len(result.temperatures)} temperatures for gamma {self.gamma} at {result.key}")
@@ -182,6 +185,14 @@ def write_results(folder: Path, results: Sequence[STSResult]) -> CalibrationRepo
         fields = {**row.key.model_dump(), **vars(row)}
         writer.writerow([fields[column] for column in _COLUMNS])
     write_text(folder / RELIABILITY, text.getvalue())
+    return report
+
+
+def write_absence(folder: Path, gamma: int, reason: str) -> CalibrationReport:
+    """Write `calibration.json` and an empty `reliability.csv` for a drafter with nothing to calibrate."""
+    report = CalibrationReport(gamma=gamma, absent=reason)
+    write_model(folder / REPORT, report)
+    write_text(folder / RELIABILITY, ",".join(_COLUMNS) + "\n")
     return report
 
 

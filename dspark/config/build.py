@@ -174,6 +174,7 @@ class BuildReader:
         if target is not None:
             mistakes += _other_traffic(parts, target, typed["responses"], profiles)
         mistakes += _longer_blocks(parts, typed["drafter"], profiles)
+        mistakes += _other_heads(parts, sections, typed, profiles)
         mistakes += _no_digest(parts)
         mistakes += _unknown_mixture(sections, typed["training"], domains)
         recording = self._recording(sections, typed["calibration"], mistakes)
@@ -328,6 +329,33 @@ def _longer_blocks(parts: Layered, drafter: BaseModel | None, profiles: Sequence
             if gamma is not None and length > gamma:
                 what = f"serving_profiles: profile {profile.name} names {policy}, a block has {gamma} drafts"
                 found.append(Mistake(parts.where(["serving_profiles"]), what, "name at most that many"))
+    return found
+
+
+def _other_heads(
+    parts: Layered, sections: Layered, typed: Mapping[str, BaseModel | None], profiles: Sequence[ServingProfile]
+) -> list[Mistake]:
+    """Settings of a confidence head that the drafter does not have, and a head that nothing trains."""
+    drafter, training, calibration = (typed[key] for key in ("drafter", "training", "calibration"))
+    if not isinstance(drafter, DrafterSettings):
+        return []
+    found = []
+    weight = training.loss.confidence if isinstance(training, TrainingSettings) else None
+    if weight is not None and drafter.confidence != (weight > 0):
+        what = "weighs a confidence head that the drafter does not have" if weight else "leaves the head untrained"
+        hint = f"set {'training.loss.confidence=0' if weight else 'drafter.confidence=false'}"
+        where = sections.where(["training", "loss", "confidence"])
+        found.append(Mistake(where, f"training.loss.confidence: {weight:g} {what}", hint))
+    if drafter.confidence:
+        return found
+    if isinstance(calibration, CalibrationSettings) and calibration.records.kind != "decoding":
+        what = f"calibration.records: {calibration.records.kind} records are of confidences, the drafter states none"
+        found.append(Mistake(sections.where(["calibration", "records"]), what, "leave calibration.records out"))
+    for profile in profiles:
+        for policy in profile.policies:
+            if policy.startswith("threshold"):
+                what = f"serving_profiles: profile {profile.name} names {policy}, the drafter has no confidence head"
+                found.append(Mistake(parts.where(["serving_profiles"]), what, "name fixed policies alone"))
     return found
 
 

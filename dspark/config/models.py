@@ -191,25 +191,60 @@ class CorpusSettings(Settings):
 # ---------------------------------------------------------------- recipe
 
 
-MarkovType = Literal["vanilla", "gated", "rnn"]
+DrafterKind = Literal["dspark"]  # of network: what is learned, how it is trained and how it drafts
+MarkovType = Literal["none", "vanilla", "gated", "rnn"]
 
 
 class MarkovSettings(Settings):
     """The sequential head (DSpark, section 3.1; "gated" is in DeepSpec's code). Not every engine runs each type."""
 
-    type: MarkovType = "vanilla"
-    rank: int = Field(default=256, gt=0)
+    type: MarkovType = "vanilla"  # none: every slot of a block is drafted by itself, as in DFlash
+    rank: int = Field(default=256, ge=0)  # 0 without a head, left out or not
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_head_no_rank(cls, value: Any) -> Any:
+        # Layers are merged key by key: a recipe's or a build's rank may stand beside the type of another layer.
+        return {**value, "rank": 0} if isinstance(value, dict) and value.get("type") == "none" else value
+
+    @model_validator(mode="after")
+    def _a_head_has_a_rank(self) -> MarkovSettings:
+        if self.type != "none" and self.rank < 1:
+            raise ValueError(f"a {self.type} head has a rank of at least 1")
+        return self
 
 
 class DrafterSettings(Settings):
-    """The drafter's architecture; widths and RoPE are the target's."""
+    """The drafter's architecture; widths and RoPE are the target's.
 
-    kind: Literal["dspark"] = "dspark"
+    Kinds have networks of their own. DFlash is no kind but the network of DSpark with its heads off (deepspec.md, 4.2).
+    """
+
+    kind: DrafterKind = "dspark"
     gamma: int = Field(default=7, ge=1, le=64)
     layers: int = Field(default=5, ge=1)
     markov: MarkovSettings = MarkovSettings()
+    confidence: bool = True  # a head that says how likely each draft survives; it needs a sequential head
     # Tokens the drafter may propose, the most frequent ones of the train split; None: the whole vocabulary.
     draft_vocab_size: int | None = Field(default=None, gt=1)
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> DrafterSettings:
+        if self.confidence and self.markov.type == "none":
+            raise ValueError("a confidence head reads the sequential head: without one, set confidence to false")
+        return self
+
+    @property
+    def family(self) -> str:
+        """What papers call such a drafter, see `drafter_family`."""
+        return drafter_family(self.kind, self.markov.type)
+
+
+def drafter_family(kind: DrafterKind, markov: MarkovType) -> str:
+    """What papers call such a drafter: `dspark`, `dspark-gated`, `dspark-rnn`, or `dflash` without a sequential head."""
+    if kind != "dspark" or markov == "vanilla":
+        return kind
+    return "dflash" if markov == "none" else f"{kind}-{markov}"
 
 
 class LossSettings(Settings):

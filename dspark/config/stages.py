@@ -307,4 +307,5 @@ def inputs_path(stage: str, key: str) -> str:
 def geometry(drafter: DrafterSettings) -> str:
     """What a drafter's cost depends on besides its target: part of the key of `profile`."""
     vocabulary = drafter.draft_vocab_size or "full"
-    return f"{drafter.kind}-g{drafter.gamma}-l{drafter.layers}-r{drafter.markov.rank}-v{vocabulary}"
+    heads = f"-r{drafter.markov.rank}" if drafter.markov.rank else ""
+    return f"{drafter.family}-g{drafter.gamma}-l{drafter.layers}{heads}-v{vocabulary}"

@@ -1,14 +1,15 @@
 """Proposers: what drafts a block after the anchor.
 
 A proposer keeps its own context of target features per row; the loop feeds it the features of every committed
-position and asks for blocks. `TorchProposer` runs a `DSparkDrafter`; other engines bring their own.
+position and asks for blocks. `TorchProposer` runs a `DSparkDrafter`; other kinds of drafters (`proposers.py`) and other
+engines bring their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Proposal:
     Attributes:
         tokens: target token ids, int64 [B, gamma].
         confidence_logits: raw logits of the confidence head, [B, gamma]; sigmoid of slot j is the probability that
-            token j survives given that the tokens before it did.
+            token j survives given that the tokens before it did. None: the drafter has no such head.
         probs: the distributions that the tokens were drawn from, [B, gamma, Vd], at the precision that the acceptance
             rule divides by; None if the tokens are arg maxima (temperature 0).
         indices: columns of `probs` that hold the drawn tokens, [B, gamma]; with `probs`.
@@ -37,7 +38,7 @@ class Proposal:
     """
 
     tokens: Tensor
-    confidence_logits: Tensor
+    confidence_logits: Tensor | None
     probs: Tensor | None = None
     indices: Tensor | None = None
     token_ids: Tensor | None = None
@@ -142,25 +143,32 @@ class TorchProposer:
 
 
 def proposable(drafter: DSparkDrafter) -> DSparkDrafter:
-    """The same drafter without the tokens that it can never propose.
+    """The same drafter without what changes no draft of it.
 
     A union checkpoint holds a reduced draft vocabulary as a whole one in which the other tokens have a logit bias of
-    -1000 (`drafters.checkpoint`). Their probability is exactly zero in float32, so leaving them out changes no draft;
-    it saves most of the head, which can be half of the drafting time.
+    -1000, and a drafter without a sequential head with one whose bias is 0 (`drafters.checkpoint`). The probability of
+    those tokens is exactly zero in float32, so leaving them out changes no draft; it saves most of the head, which can
+    be half of the drafting time.
     """
-    from dspark.drafters.checkpoint import UNREACHABLE
+    from dspark.drafters.checkpoint import MARKOV_W1, MARKOV_W2, UNREACHABLE
     from dspark.drafters.dspark import DSparkDrafter
 
     head, config = drafter.markov_head, drafter.config
+    if config.draft_vocab_size is not None or config.markov_type != "vanilla" or not head.constant_channel:
+        return drafter
     weights = head.markov_w2.weight
     reachable = weights[:, 0] > UNREACHABLE / 2
-    biased = config.draft_vocab_size is None and config.markov_type == "vanilla" and head.constant_channel
-    if not biased or bool(reachable.all()):
+    state, ids = drafter.state_dict(), None
+    changes: dict[str, Any] = {}
+    if not bool(reachable.all()):
+        ids = reachable.nonzero()[:, 0]
+        changes["draft_vocab_size"] = len(ids)
+        state[MARKOV_W2] = weights[ids]
+    if not config.confidence and not bool(state[MARKOV_W2].any()):
+        changes |= {"markov_type": "none", "markov_rank": 0}
+        del state[MARKOV_W1], state[MARKOV_W2]
+    if not changes:
         return drafter
-    ids = reachable.nonzero()[:, 0]
-    config = config.model_copy(update={"draft_vocab_size": len(ids)})
-    reduced = DSparkDrafter(config, drafter.embedding, drafter.head, ids)
-    state = drafter.state_dict()
-    state["markov_head.markov_w2.weight"] = weights[ids]
-    reduced.load_state_dict(state)
-    return reduced.to(weights.dtype)
+    lean = DSparkDrafter(config.model_copy(update=changes), drafter.embedding, drafter.head, ids)
+    lean.load_state_dict(state)
+    return lean.to(weights.dtype)

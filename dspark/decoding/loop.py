@@ -194,12 +194,18 @@ class Batch:
         return timing
 
     def _propose(self) -> tuple[Proposal | None, NDArray[np.float32], Counts]:
-        """The drafted blocks, their confidence logits [B, gamma] and how many tokens of each to verify [B]."""
+        """The drafted blocks, their confidence logits [B, gamma] and how many tokens of each to verify [B].
+
+        Without a confidence head they are NaN, which policies that read them refuse.
+        """
         rows = self.active
         if self.proposer is None:
             return None, np.zeros((rows, 0), np.float32), np.zeros(rows, np.int64)
         proposal = self.proposer.propose(self._anchors, self.temperature, self._draws, self._requests)
-        confidences = proposal.confidence_logits.float().cpu().numpy()
+        if proposal.confidence_logits is None:
+            confidences = np.full((rows, self.proposer.gamma), np.nan, np.float32)
+        else:
+            confidences = proposal.confidence_logits.float().cpu().numpy()
         return proposal, confidences, self.policy.lengths(confidences)
 
     def _run(self, ids: Tensor) -> tuple[Tensor, Tensor]:

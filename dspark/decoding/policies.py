@@ -22,7 +22,7 @@ Logits = NDArray[np.float32]
 
 
 class Policy(Protocol):
-    """Decides the verification lengths of a batch."""
+    """Decides the verification lengths of a batch. One that reads confidences refuses NaN: there is no such head."""
 
     @property
     def name(self) -> str:
@@ -100,6 +100,11 @@ class Scheduled:
 
     def lengths(self, confidence_logits: Logits) -> Counts:
         """What the scheduler admits."""
+        if np.isnan(confidence_logits).any():
+            raise SettingsError(
+                "policy scheduled admits drafts by confidence, and this drafter has no confidence head",
+                "use policy fixed or fixed(k)",
+            )
         survival = self.scheduler.survival(confidence_logits)
         return self.scheduler.lengths(survival).astype(np.int64)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.errors import SettingsError
 from dspark.scheduling.survival import confidences
 
 Counts = NDArray[np.int64]
@@ -25,5 +26,12 @@ def below_threshold(
         confidence_logits: raw, [rows, gamma].
         value: the threshold, a probability.
         temperatures: [gamma]; None: 1.
+    Raises:
+        SettingsError: a confidence is NaN: the drafter has no confidence head.
     """
+    if np.isnan(confidence_logits).any():
+        raise SettingsError(
+            f"policy threshold({value:g}) cuts blocks by confidence, and this drafter has no confidence head",
+            "use policy fixed or fixed(k)",
+        )
     return leading(confidences(confidence_logits, 1.0 if temperatures is None else temperatures) >= value)

@@ -34,7 +34,7 @@ class Cycles:
             A length limit doesn't lower it: the limit says nothing about the drafter.
         known: the outcome of positions below it is known, [C]. Those beyond were not verified, or stand after the end
             of the sequence or of the length limit: censored, not rejected.
-        confidence_logits: raw, float32 [C, gamma].
+        confidence_logits: raw, float32 [C, gamma]; NaN without a confidence head.
         draft_seconds, verify_seconds: wall time of the batch's cycle, [C]; drafting includes extending the drafter's
             context, verifying includes the acceptance rule.
         rows: requests that shared the cycle, [C].
@@ -57,6 +57,11 @@ class Cycles:
     def gamma(self) -> int:
         """Draft tokens per block; 0 for plain decoding."""
         return int(self.drafted.shape[1])
+
+    @property
+    def confident(self) -> bool:
+        """Whether a confidence head stood beside the drafts; True where nothing was drafted."""
+        return not bool(np.isnan(self.confidence_logits).any())
 
     @property
     def valid(self) -> NDArray[np.bool_]:
@@ -198,13 +203,15 @@ def calibration_records(decoded: Sequence[Decoded], conversations: Sequence[int]
             the positions that were not verified stay unknown, and which ones these are depends on the confidences.
         conversations: an id per request; None: each request is its own.
     Raises:
-        DataError: nothing decoded, no draft, or temperatures mixed.
+        DataError: nothing decoded, no draft, no confidence head, or temperatures mixed.
     """
     if len({one.temperature for one in decoded}) != 1:
         raise DataError("calibration records must come from one temperature: greedy matches and samples differ")
     cycles = Cycles.concatenate([one.cycles for one in decoded])
     if cycles.gamma == 0 or len(cycles) == 0:
         raise DataError("the decoded requests hold no draft to calibrate on")
+    if not cycles.confident:
+        raise DataError("the drafter has no confidence head: there are no confidences to calibrate")
     names = range(len(decoded)) if conversations is None else conversations
     return CalibrationArrays(
         logits=cycles.confidence_logits,

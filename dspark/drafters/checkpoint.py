@@ -7,6 +7,10 @@ out (engines share the target's). With a reduced draft vocabulary
 - the union dialect has the whole vocabulary, which every engine loads: rows of W2 for the other tokens are zero but for
   channel 0, which is the constant 1 in every row of W1 (`heads.py`), so that their logits sink by 1000.
 
+Engines know DSpark, and DFlash only with other slots: a drafter without a sequential head (DFlash as DeepSpec trains it)
+is stored in the union with a neutral one, W2 = 0, which changes no draft and which every engine that reads DSpark loads
+(`served_form`). The key `dspark` of `config.json` says that there was none.
+
 DeepSpec's dialect is the union with the target's embedding and head beside it, which its evaluator wants; engines must
 not be given it (engine-formats.md, section 0).
 """
@@ -22,9 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dspark.config.models import DType
+from dspark.drafters.base import Drafter
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.description import Dialect, describe, read_description
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import build_drafter
 from dspark.errors import IntegrityError, SettingsError, StageError
 from dspark.io.atomic import atomic_path
 from dspark.io.digest import digest_file
@@ -35,13 +41,15 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 DRAFT_IDS = "d2t_ids"
-MARKOV_W2 = "markov_head.markov_w2.weight"
+MARKOV_W1, MARKOV_W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Exact in bfloat16 and float16; beside it no trained logit counts, and exp() of it is 0 in float32.
 UNREACHABLE = -1000.0
+# Of a neutral sequential head. Small, and what a tile of a matrix unit takes at least.
+NEUTRAL_RANK = 16
 
 
-def write_training_checkpoint(folder: Path, drafter: DSparkDrafter, record: TargetRecord) -> None:
+def write_training_checkpoint(folder: Path, drafter: Drafter, record: TargetRecord) -> None:
     """Write the training dialect, in the drafter's own dtype.
 
     Raises:
@@ -50,12 +58,12 @@ def write_training_checkpoint(folder: Path, drafter: DSparkDrafter, record: Targ
     tensors = parameters(drafter)
     if drafter.config.draft_vocab_size is not None:
         tensors[DRAFT_IDS] = drafter.draft_token_ids.cpu()
-    dtype = str(drafter.fc.weight.dtype).removeprefix("torch.")
-    _write(folder, tensors, drafter.config, record, dialect="training", dtype=dtype)
+    dtype = str(drafter.dtype).removeprefix("torch.")
+    _write(folder, tensors, drafter, record, dialect="training", dtype=dtype)
 
 
 def write_union(
-    folder: Path, drafter: DSparkDrafter, record: TargetRecord, *, dtype: DType = "bfloat16", untrained: bool = False
+    folder: Path, drafter: Drafter, record: TargetRecord, *, dtype: DType = "bfloat16", untrained: bool = False
 ) -> None:
     """Write the union dialect: one checkpoint for SGLang, vLLM, speculators and llama.cpp's converter.
 
@@ -67,13 +75,14 @@ def write_union(
     if not untrained:
         _check_moved(parameters(drafter))
     wanted: torch.dtype = getattr(torch, dtype)
-    tensors = {name: value.to(wanted) for name, value in union_tensors(drafter).items()}
-    _write(folder, tensors, drafter.config, record, dialect="union", dtype=dtype)
+    served = served_form(drafter)
+    tensors = {name: value.to(wanted) for name, value in union_tensors(served).items()}
+    _write(folder, tensors, served, record, dialect="union", dtype=dtype, trained=drafter.config)
 
 
 def write_deepspec(
     folder: Path,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     record: TargetRecord,
     head: Tensor,
     *,
@@ -91,12 +100,37 @@ def write_deepspec(
     if not untrained:
         _check_moved(parameters(drafter))
     wanted: torch.dtype = getattr(torch, dtype)
-    tensors = {**union_tensors(drafter), EMBEDDING: drafter.embedding.cpu(), HEAD: head.cpu()}
+    # Its evaluator runs drafters without a sequential head; a reduced vocabulary needs the neutral one.
+    native = drafter.config.markov_type == "none" and drafter.config.draft_vocab_size is None
+    stored = drafter if native else served_form(drafter)
+    tensors = {**union_tensors(stored), EMBEDDING: drafter.embedding.cpu(), HEAD: head.cpu()}
     copies = {name: value.to(wanted, copy=True).contiguous() for name, value in tensors.items()}
-    _write(folder, copies, drafter.config, record, dialect="deepspec", dtype=dtype)
+    _write(folder, copies, stored, record, dialect="deepspec", dtype=dtype, trained=drafter.config)
 
 
-def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
+def served_form(drafter: Drafter) -> Drafter:
+    """The drafter as engines are given it: with a neutral sequential head if it has none, else itself.
+
+    W1 is 1 in channel 0 and 0 beside it and W2 is 0: the bias is 0, so that it drafts exactly the same. A reduced
+    vocabulary then has the channel that keeps other tokens out (`heads.py`).
+    """
+    config = drafter.config
+    if not isinstance(drafter, DSparkDrafter) or config.markov_type != "none":
+        return drafter
+    ids = None if config.draft_vocab_size is None else drafter.draft_token_ids.cpu()
+    described = config.model_copy(update={"markov_type": "vanilla", "markov_rank": NEUTRAL_RANK})
+    embedding = drafter.embedding.cpu()
+    # Its rows of the head are all that a reduced vocabulary has of it; they are put in afterwards.
+    served = DSparkDrafter(described, embedding, embedding, ids).to(drafter.dtype)
+    w1 = torch.zeros(config.vocab_size, NEUTRAL_RANK, dtype=drafter.dtype)
+    w1[:, 0] = 1
+    w2 = torch.zeros(config.proposed_vocab_size, NEUTRAL_RANK, dtype=drafter.dtype)
+    served.load_state_dict(parameters(drafter) | {MARKOV_W1: w1, MARKOV_W2: w2})
+    served.embedding, served.head = embedding, drafter.head.cpu()
+    return served.eval().requires_grad_(False)
+
+
+def union_tensors(drafter: Drafter) -> dict[str, Tensor]:
     """The drafter's tensors with the whole vocabulary, by name, in its own dtype, on the CPU.
 
     Raises:
@@ -104,7 +138,7 @@ def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
     """
     tensors = parameters(drafter)
     if drafter.config.draft_vocab_size is not None:
-        if not drafter.markov_head.constant_channel:
+        if not isinstance(drafter, DSparkDrafter) or not drafter.markov_head.constant_channel:
             raise SettingsError(
                 "a drafter with a reduced vocabulary whose Markov head has no constant channel cannot be written with "
                 "the whole one: its other tokens could not be kept out",
@@ -120,7 +154,7 @@ def union_tensors(drafter: DSparkDrafter) -> dict[str, Tensor]:
 
 def read_checkpoint(
     folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None
-) -> DSparkDrafter:
+) -> Drafter:
     """Read any dialect on the target's embedding and head, [V, d].
 
     All but the training dialect give a drafter with the whole vocabulary, as an engine would see it.
@@ -148,7 +182,7 @@ def read_checkpoint(
     ids = tensors.pop(DRAFT_IDS, None)
     _check_finite(tensors, IntegrityError)
     try:
-        drafter = DSparkDrafter(config, embedding, head, ids)
+        drafter = build_drafter(config, embedding, head, ids)
     except SettingsError as reason:
         raise IntegrityError(f"{folder}: {reason.message}", reason.hint) from None
     _check_names(path, tensors, drafter)
@@ -159,22 +193,25 @@ def read_checkpoint(
 def _write(
     folder: Path,
     tensors: dict[str, Tensor],
-    config: DrafterConfig,
+    drafter: Drafter,
     record: TargetRecord,
     *,
     dialect: Dialect,
     dtype: str,
+    trained: DrafterConfig | None = None,
 ) -> None:
     _check_finite(tensors, StageError)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     digest = digest_file(folder / WEIGHTS)
-    description = describe(config, record, dialect=dialect, dtype=dtype, weights_sha256=digest)
+    description = describe(
+        drafter.config, record, dialect=dialect, dtype=dtype, weights_sha256=digest, trained=trained or drafter.config
+    )
     write_json(folder / CONFIG, description)  # last: it names the weights
 
 
-def parameters(drafter: DSparkDrafter) -> dict[str, Tensor]:
+def parameters(drafter: Drafter) -> dict[str, Tensor]:
     """The drafter's trained tensors as they are, by name, on the CPU."""
     return {name: value.detach().cpu().contiguous() for name, value in drafter.state_dict().items()}
 
@@ -194,7 +231,7 @@ def _check_moved(tensors: dict[str, Tensor]) -> None:
         )
 
 
-def tensor_problems(tensors: dict[str, Tensor], drafter: DSparkDrafter) -> list[str]:
+def tensor_problems(tensors: dict[str, Tensor], drafter: Drafter) -> list[str]:
     """In what names and shapes of tensors are not the drafter's."""
     expected = drafter.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in tensors]
@@ -207,7 +244,7 @@ def tensor_problems(tensors: dict[str, Tensor], drafter: DSparkDrafter) -> list[
     return problems
 
 
-def _check_names(path: Path, tensors: dict[str, Tensor], drafter: DSparkDrafter) -> None:
+def _check_names(path: Path, tensors: dict[str, Tensor], drafter: Drafter) -> None:
     problems = tensor_problems(tensors, drafter)
     if len({value.dtype for value in tensors.values()}) > 1:
         problems.append("its tensors have different dtypes")

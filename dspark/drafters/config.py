@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dspark.config.models import DrafterSettings, MarkovType
+from dspark.config.models import DrafterKind, DrafterSettings, MarkovType, drafter_family
 from dspark.errors import DataError, SettingsError
 from dspark.io.jsonfile import validation_text
 
@@ -25,18 +25,21 @@ class DrafterConfig(BaseModel):
     """Everything that fixes a drafter's shapes and its forward pass.
 
     Attributes:
+        kind: of network.
         gamma: block size: inputs of a block (anchor and masks) and drafted tokens.
         layers: draft layers.
         taps: 0-based target layers whose *output* feeds the drafter, ascending; never the last one.
         rope: the target's `rope_parameters` (with `rope_type` and `rope_theta`).
         vocab_size: the target's physical vocabulary, V.
         draft_vocab_size: tokens the drafter may propose, Vd; None: all V.
-        markov_type: of the sequential head; heads other than "vanilla" have the whole vocabulary.
-        markov_rank: r.
+        markov_type: of the sequential head, "none" without one; gated and rnn heads have the whole vocabulary.
+        markov_rank: r, 0 without a sequential head.
+        confidence: whether a head says how likely each draft survives.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    kind: DrafterKind = "dspark"
     gamma: int = Field(ge=1)
     layers: int = Field(ge=1)
     taps: tuple[int, ...] = Field(min_length=1)
@@ -51,7 +54,8 @@ class DrafterConfig(BaseModel):
     max_position: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
     markov_type: MarkovType = "vanilla"
-    markov_rank: int = Field(gt=1)
+    markov_rank: int = Field(ge=0)
+    confidence: bool = True
     draft_vocab_size: int | None = Field(default=None, gt=1)
     attention_bias: bool = False
     target_model_type: str
@@ -74,7 +78,11 @@ class DrafterConfig(BaseModel):
             raise ValueError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
         if self.draft_vocab_size is not None and self.draft_vocab_size >= self.vocab_size:
             raise ValueError("draft_vocab_size must be smaller than vocab_size; leave it out for the whole vocabulary")
-        if self.draft_vocab_size is not None and self.markov_type != "vanilla":
+        if (self.markov_type == "none") != (self.markov_rank == 0) or self.markov_rank == 1:
+            raise ValueError(f"markov_rank {self.markov_rank} does not go with a head of type {self.markov_type!r}")
+        if self.confidence and self.markov_type == "none":
+            raise ValueError("a confidence head reads the sequential head, and there is none")
+        if self.draft_vocab_size is not None and self.markov_type in ("gated", "rnn"):
             # What keeps other tokens out of the checkpoints that engines load is a channel that no gate may touch.
             raise ValueError(f"draft_vocab_size goes with a vanilla Markov head alone, not with {self.markov_type!r}")
         _check_rope(self.rope)
@@ -112,8 +120,10 @@ class DrafterConfig(BaseModel):
                 rope=rope_parameters(text),
                 max_position=record.max_position,
                 vocab_size=record.vocab_physical,
+                kind=settings.kind,
                 markov_type=settings.markov.type,
                 markov_rank=settings.markov.rank,
+                confidence=settings.confidence,
                 draft_vocab_size=limited if limited is not None and limited < record.vocab_physical else None,
                 attention_bias=bool(text.get("attention_bias", False)),
                 target_model_type=record.model_type,
@@ -170,10 +180,15 @@ class DrafterConfig(BaseModel):
         return self.draft_vocab_size or self.vocab_size
 
     @property
+    def family(self) -> str:
+        """What papers call such a drafter: `dspark`, `dspark-rnn`, `dflash`, ..."""
+        return drafter_family(self.kind, self.markov_type)
+
+    @property
     def geometry(self) -> str:
-        """What the cost of a drafter depends on besides its target: `dspark-g7-l2-r64-v8192`, `dspark-rnn-g7-...`."""
-        kind = "dspark" if self.markov_type == "vanilla" else f"dspark-{self.markov_type}"
-        return f"{kind}-g{self.gamma}-l{self.layers}-r{self.markov_rank}-v{self.proposed_vocab_size}"
+        """What the cost of a drafter depends on besides its target: `dspark-g7-l2-r64-v8192`, `dflash-g7-l5-v49152`."""
+        heads = f"-r{self.markov_rank}" if self.markov_rank else ""
+        return f"{self.family}-g{self.gamma}-l{self.layers}{heads}-v{self.proposed_vocab_size}"
 
 
 def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:

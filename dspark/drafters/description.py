@@ -24,14 +24,18 @@ FIXED: dict[str, Any] = {
     "sample_from_anchor": True,
     "is_causal": False,
     "tie_word_embeddings": False,
-    "enable_confidence_head": True,
-    "confidence_head_with_markov": True,
     "hidden_act": "silu",
 }
 
 
 def describe(
-    config: DrafterConfig, record: TargetRecord, *, dialect: Dialect, dtype: str, weights_sha256: str
+    config: DrafterConfig,
+    record: TargetRecord,
+    *,
+    dialect: Dialect,
+    dtype: str,
+    weights_sha256: str,
+    trained: DrafterConfig | None = None,
 ) -> dict[str, Any]:
     """The content of `config.json`.
 
@@ -40,8 +44,11 @@ def describe(
     of DeepSpec's own evaluator stores the target's embedding and head.
 
     Args:
+        config: of the stored weights.
         dtype: of the stored weights.
+        trained: what was trained, where that is stored in another form; None: `config`.
     """
+    trained = trained or config
     layers = _layer_fields(config)
     speculative = {
         "algorithm": "dspark",
@@ -70,8 +77,7 @@ def describe(
         "target_layer_ids": list(config.taps),  # 0-based layers, their outputs
         "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],  # indices into hidden_states, embedding first
         "target_hidden_size": config.hidden_size,
-        "markov_rank": config.markov_rank,
-        "markov_head_type": config.markov_type,
+        **_head_fields(config),
         "draft_vocab_size": config.proposed_vocab_size if dialect == "training" else config.vocab_size,
         "sliding_window_non_causal": False,
         "speculators_model_type": "dspark",
@@ -80,8 +86,10 @@ def describe(
         "transformer_layer_config": layers,
         "dspark": {
             "dialect": dialect,
+            "kind": config.kind,
             "weights_sha256": weights_sha256,
-            "proposed_vocab_size": config.proposed_vocab_size,
+            "proposed_vocab_size": trained.proposed_vocab_size,
+            "markov_type": trained.markov_type,
             "target": {
                 "name": record.public_id or record.name,
                 "model_type": config.target_model_type,
@@ -114,7 +122,11 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
         if [tap + 1 for tap in taps] != value["aux_hidden_state_layer_ids"]:
             raise IntegrityError(f"{where}: aux_hidden_state_layer_ids must be target_layer_ids + 1")
         proposed, vocabulary = value["draft_vocab_size"], value["vocab_size"]
+        confidence = value["enable_confidence_head"]
+        if value["confidence_head_with_markov"] is not confidence:
+            raise IntegrityError(f"{where}: a confidence head reads the sequential head in every drafter of dspark")
         config = DrafterConfig(
+            kind=own.get("kind", "dspark"),  # files of before name none
             gamma=value["block_size"],
             layers=value["num_hidden_layers"],
             taps=taps,
@@ -128,8 +140,9 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
             rope=rope_parameters(value),
             max_position=value["max_position_embeddings"],
             vocab_size=vocabulary,
-            markov_type=value["markov_head_type"],
+            markov_type=value["markov_head_type"] if value["markov_rank"] else "none",
             markov_rank=value["markov_rank"],
+            confidence=confidence,
             draft_vocab_size=proposed if proposed != vocabulary else None,
             attention_bias=value["attention_bias"],
             target_model_type=own["target"]["model_type"],
@@ -145,14 +158,30 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
 
 
 def trained_config(value: Any, where: str) -> DrafterConfig:
-    """The config as the drafter was trained: the union dialect tells its reduced vocabulary to us alone.
+    """The config as the drafter was trained: the union dialect tells us alone of a reduced vocabulary or a missing head.
 
     Raises:
         IntegrityError: as `read_description`.
     """
     config, own = read_description(value, where)
+    changes: dict[str, Any] = {}
     size = own.get("proposed_vocab_size", config.proposed_vocab_size)
-    return config if size == config.proposed_vocab_size else config.model_copy(update={"draft_vocab_size": size})
+    if size != config.proposed_vocab_size:
+        changes["draft_vocab_size"] = size
+    if own.get("markov_type", config.markov_type) == "none":
+        changes |= {"markov_type": "none", "markov_rank": 0}
+    return config.model_copy(update=changes)
+
+
+def _head_fields(config: DrafterConfig) -> dict[str, Any]:
+    """Which heads there are. DeepSpec names a type only of a head that is there, and so do all who follow it."""
+    kind = {"markov_head_type": config.markov_type} if config.markov_rank else {}
+    return {
+        "markov_rank": config.markov_rank,
+        **kind,
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence,
+    }
 
 
 def _layer_fields(config: DrafterConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The DSpark drafter: one backbone pass per block, then a Markov chain over its slots.
+"""The DSpark drafter: one backbone pass per block, then a Markov chain over its slots. With its heads off, DFlash.
 
 Slot layout (anchor first): slot 0 holds the anchor, the last committed token x_p; slots 1..gamma-1 hold the mask token;
 slot j predicts x_{p+1+j}. Context is the target's features of positions strictly before p: the target has not run on
@@ -14,31 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dspark.drafters.backbone import Layer, RMSNorm, Rotary
+from dspark.drafters.base import Drafter
 from dspark.drafters.cache import ContextCache
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.heads import ConfidenceHead, MarkovChain, MarkovHead
-from dspark.errors import SettingsError
 
 INITIAL_STD = 0.02  # of every weight matrix, as in transformers' Qwen3
 
 
-class DSparkDrafter(nn.Module):
-    """A drafter on a frozen target's embedding and LM head.
+class DSparkDrafter(Drafter):
+    """A drafter on a frozen target's embedding and LM head, see `Drafter`.
 
     Args:
-        config: the architecture.
-        embedding: the target's input embedding, [V, d]; shared, not copied, never trained.
-        head: the target's LM head, [V, d]; shared likewise (a reduced vocabulary gathers its rows).
-        draft_token_ids: target ids that may be proposed, ascending int64 [Vd]; required iff the config has a
-            `draft_vocab_size`.
         seed: of the random initial weights.
-    Raises:
-        SettingsError: if a shape or the draft vocabulary does not fit the config.
     """
-
-    embedding: Tensor
-    head: Tensor
-    draft_token_ids: Tensor
 
     def __init__(
         self,
@@ -49,21 +38,14 @@ class DSparkDrafter(nn.Module):
         *,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        _check_shapes(config, embedding, head)
-        self.config = config
+        super().__init__(config, embedding, head, draft_token_ids)
         self.fc = nn.Linear(config.context_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.markov_head = MarkovHead(config)
-        self.confidence_head = ConfidenceHead(config)
+        self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self.rotary = Rotary(config)
-        ids = _check_draft_ids(config, draft_token_ids)
-        self.register_buffer("embedding", embedding.detach(), persistent=False)
-        rows = head.detach() if config.draft_vocab_size is None else head.detach()[ids.to(head.device)]
-        self.register_buffer("head", rows, persistent=False)
-        self.register_buffer("draft_token_ids", ids, persistent=False)
         self._initialise(seed)
 
     # ------------------------------------------------------------ one-shot form
@@ -141,22 +123,16 @@ class DSparkDrafter(nn.Module):
 
     # ------------------------------------------------------------ heads
 
-    def base_logits(self, hidden: Tensor) -> Tensor:
-        """U = LM head on h [..., d], float32 [..., Vd]."""
-        return functional.linear(hidden, self.head.to(hidden.dtype)).float()
-
     def chain(self) -> MarkovChain:
-        """The Markov head at the first slot of blocks; draft logits are U + B, slot by slot."""
+        """The Markov head at the first slot of blocks; draft logits are U + B, slot by slot; B = 0 without one."""
         return MarkovChain(self.markov_head)
 
-    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
-        """Confidence logits of slots with states [..., d] and previous tokens [...], float32 [...]."""
+    def confidence_logits(self, hidden: Tensor, previous_ids: Tensor) -> Tensor | None:
+        """Confidence logits of slots with states [..., d] and previous tokens [...], float32 [...]; None: no head."""
+        if self.confidence_head is None:
+            return None
         logits: Tensor = self.confidence_head(hidden, self.markov_head.embed(previous_ids))
         return logits
-
-    def to_target_ids(self, draft_index: Tensor) -> Tensor:
-        """Target ids of columns of the draft logits."""
-        return draft_index if self.config.draft_vocab_size is None else self.draft_token_ids[draft_index]
 
     # ------------------------------------------------------------ inside
 
@@ -184,25 +160,3 @@ class DSparkDrafter(nn.Module):
             elif parameter.dim() > 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * INITIAL_STD)
         self.markov_head.reset_constant_channel()
-
-
-def _check_shapes(config: DrafterConfig, embedding: Tensor, head: Tensor) -> None:
-    for name, tensor in (("embedding", embedding), ("head", head)):
-        if tuple(tensor.shape) != (config.vocab_size, config.hidden_size):
-            raise SettingsError(
-                f"the target's {name} is {list(tensor.shape)}, the drafter expects "
-                f"[{config.vocab_size}, {config.hidden_size}]",
-                "the drafter belongs to another target",
-            )
-
-
-def _check_draft_ids(config: DrafterConfig, ids: Tensor | None) -> Tensor:
-    if config.draft_vocab_size is None:
-        if ids is not None:
-            raise SettingsError("draft_token_ids were given, but the drafter has the whole vocabulary")
-        return torch.empty(0, dtype=torch.int64)
-    if ids is None or ids.dtype != torch.int64 or tuple(ids.shape) != (config.draft_vocab_size,):
-        raise SettingsError(f"draft_token_ids must be int64 [{config.draft_vocab_size}]")
-    if bool((ids[1:] <= ids[:-1]).any()) or int(ids[0]) < 0 or int(ids[-1]) >= config.vocab_size:
-        raise SettingsError(f"draft_token_ids must be ascending, different and in [0, {config.vocab_size})")
-    return ids

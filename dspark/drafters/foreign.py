@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, arange, equal, zeros
+from torch import Tensor, arange, equal
 
+from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import CONFIG, EMBEDDING, HEAD, read_checkpoint, tensor_problems
 from dspark.drafters.config import DrafterConfig, rope_parameters
 from dspark.drafters.dspark import DSparkDrafter
@@ -30,10 +31,10 @@ _OFFSETS = "d2t"  # target id of draft token v, minus v
 _IGNORED = (EMBEDDING, "t2d")  # of the target, or derived: engines skip them as well
 
 
-def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> DSparkDrafter:
+def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> Drafter:
     """The drafter of a checkpoint folder, whoever wrote it, for a target; in float32.
 
-    One of our own is checked to the byte. One without a confidence head gets one that says nothing (logit 0).
+    One of our own is checked to the byte.
 
     Args:
         embedding, head: of the target, [V, d].
@@ -47,14 +48,17 @@ def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Te
     else:
         config = foreign_config(value, record, str(folder / CONFIG))
         tensors = _tensors(folder)
+        # Fields disagree on whether there is a confidence head; its weights do not.
+        config = config.model_copy(update={"confidence": any(name in tensors for name in _CONFIDENCE)})
         ids = _draft_token_ids(folder, tensors, config, head)
         drafter = DSparkDrafter(config, embedding, head, ids)
-        drafter.load_state_dict(_checked(folder, tensors, drafter))
+        _check(folder, tensors, drafter)
+        drafter.load_state_dict(tensors)
     return drafter.float().eval().requires_grad_(False)
 
 
 def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfig:
-    """The architecture that a foreign `config.json` describes.
+    """The architecture that a foreign `config.json` describes; whether it has a confidence head, its weights say.
 
     Args:
         where: for messages.
@@ -81,8 +85,9 @@ def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfi
             rope=rope_parameters(fields),
             max_position=fields["max_position_embeddings"],
             vocab_size=fields["vocab_size"],
-            markov_type=fields.get("markov_head_type", "vanilla"),
+            markov_type=fields.get("markov_head_type", "vanilla") if fields["markov_rank"] else "none",
             markov_rank=fields["markov_rank"],
+            confidence=bool(fields["markov_rank"]),
             draft_vocab_size=_reduced(fields),
             attention_bias=bool(fields.get("attention_bias", False)),
             target_model_type=record.model_type,
@@ -171,17 +176,13 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if name not in _IGNORED and "rotary_emb" not in name}
 
 
-def _checked(folder: Path, kept: dict[str, Tensor], drafter: DSparkDrafter) -> dict[str, Tensor]:
-    """The drafter's own tensors; a missing confidence head is made.
+def _check(folder: Path, kept: dict[str, Tensor], drafter: DSparkDrafter) -> None:
+    """Refuse other tensors than the drafter's own.
 
     Raises:
-        DataError: others than the drafter's; names them all.
+        DataError: names them all.
     """
-    expected = drafter.state_dict()
-    if not any(name in kept for name in _CONFIDENCE):
-        kept |= {name: zeros(expected[name].shape) for name in _CONFIDENCE}
     problems = tensor_problems(kept, drafter)
     problems += [f"{name} is not finite" for name, value in kept.items() if not bool(value.isfinite().all())]
     if problems:
         raise DataError(f"{folder}: {'; '.join(problems)}", "fetch the drafter again, or name the target it is for")
-    return kept

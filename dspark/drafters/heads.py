@@ -4,6 +4,8 @@ With a reduced draft vocabulary a drafter of ours starts with channel 0 of W1 at
 channel does not learn, so that W2[v, 0] is a bias of draft token v whatever precedes it. That buys a full-vocabulary
 checkpoint which every engine loads: there W2[v, 0] of the other tokens is very negative, so that they are never
 proposed (`checkpoint.py`). A drafter from elsewhere has no such channel: what is stored is what counts, always.
+
+Both heads may be off (DFlash): B is 0 then, and no confidence is stated.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dspark.drafters.config import DrafterConfig
 class MarkovHead(nn.Module):
     """B = W2 z, with z of rank r made from the previous token's row e = W1[u].
 
+        none     no weights, B = 0
         vanilla  z = e
         gated    z = sigmoid(Wg [h; e] + bg) * e
         rnn      (g, c, o) = Wj [s; e; h] + bj,  z = tanh(o),  next s = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(c)
@@ -25,18 +28,20 @@ class MarkovHead(nn.Module):
     h is the slot's state; s is 0 at the first slot of a block (deepspec.md, section 1.2).
 
     Attributes:
-        markov_w1: [V, r], indexed by target ids (a previous token can be any, the anchor is the target's).
-        markov_w2: [Vd, r], one row per token that may be proposed.
+        markov_w1: [V, r], indexed by target ids (a previous token can be any, the anchor is the target's); not of none.
+        markov_w2: [Vd, r], one row per token that may be proposed; not of none.
         gate_proj: Wg [r, d + r] and bg, of gated heads.
         joint_proj: Wj [3 r, 2 r + d] and bj, of rnn heads.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
+        self.kind = config.markov_type
+        self.frozen_channel = config.draft_vocab_size is not None and self.kind != "none"
+        if self.kind == "none":
+            return
         self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
         self.markov_w2 = nn.Linear(config.markov_rank, config.proposed_vocab_size, bias=False)
-        self.frozen_channel = config.draft_vocab_size is not None
-        self.kind = config.markov_type
         d, r = config.hidden_size, config.markov_rank
         if self.kind == "gated":
             self.gate_proj = nn.Linear(d + r, r)
@@ -46,10 +51,12 @@ class MarkovHead(nn.Module):
     @property
     def constant_channel(self) -> bool:
         """Whether channel 0 of W1 is 1 for every token."""
-        return bool((self.markov_w1.weight[:, 0] == 1).all())
+        return self.kind != "none" and bool((self.markov_w1.weight[:, 0] == 1).all())
 
     def embed(self, previous_ids: Tensor) -> Tensor:
         """W1 rows of target ids [...], [..., r]."""
+        if self.kind == "none":
+            return torch.zeros(*previous_ids.shape, 0, device=previous_ids.device)
         rows: Tensor = self.markov_w1(previous_ids)
         if not (self.frozen_channel and torch.is_grad_enabled()):
             return rows
@@ -93,12 +100,14 @@ class MarkovChain:
         self._state: Tensor | None = None
 
     def bias(self, previous_ids: Tensor, hidden: Tensor) -> Tensor:
-        """B of the next slot, float32 [..., Vd]; draft logits are U + B.
+        """B of the next slot, float32 [..., Vd]; draft logits are U + B. Without a head B is one zero for all.
 
         Args:
             previous_ids: the tokens before it, target ids [...].
             hidden: h of the slot, [..., d].
         """
+        if self._head.kind == "none":
+            return torch.zeros((), device=hidden.device)
         latent, self._state = self._head.latent(self._head.embed(previous_ids), hidden, self._state)
         return self._head.bias(latent).float()
 

@@ -46,6 +46,12 @@ class LlamaCppEngine:
         return {"launch.sh": _launch(inputs)}
 
 
+_P_MIN = {
+    True: "threshold(p) for --spec-draft-p-min p.",
+    False: "and --spec-draft-p-min stays 0: it needs a confidence head, which this drafter does not have.",
+}
+
+
 def _launch(inputs: EngineInputs) -> bytes:
     return launch_script(
         inputs,
@@ -53,7 +59,7 @@ def _launch(inputs: EngineInputs) -> bytes:
             f"Serve {inputs.target.name} with its DSpark drafter in llama.cpp's server (DSPARK_TARGET: its GGUF file).",
             "First see `recommended` in certificate.json: a policy `none` there says that at this load the server is",
             "faster without the drafter, so leave --model-draft and the lines behind it out. fixed(k) stands for",
-            "--spec-draft-n-max k, threshold(p) for --spec-draft-p-min p. What was certified is the server of the",
+            f"--spec-draft-n-max k, {_P_MIN[inputs.drafter.confidence]} What was certified is the server of the",
             "wheel xllamacpp, by its Python interface; this script was not run. It needs a llama.cpp that has",
             "draft-dspark (b11434 or later). Further arguments go to it: bash launch.sh --port 8080",
         ],

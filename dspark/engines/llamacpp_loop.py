@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import torch
 
-from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.draws import CounterDraws
 from dspark.decoding.loop import Batch
 from dspark.decoding.policies import Fixed
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.replay import ExpectedRequest
 from dspark.targets.loading import Target
 
 
 @torch.inference_mode()
 def expected_request(
-    target: Target, drafter: DSparkDrafter, prompt: Sequence[int], max_new_tokens: int
+    target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int
 ) -> ExpectedRequest:
     """Decode a prompt greedily with whole blocks, and cut them at the limit as llama.cpp does.
 
@@ -30,7 +30,7 @@ def expected_request(
     """
     batch = Batch(
         target,
-        TorchProposer(drafter),
+        torch_proposer(drafter),
         [prompt],
         [0],
         max_new_tokens=max_new_tokens,

@@ -112,9 +112,8 @@ class OnnxProposer:
                 "draft in torch",
             )
         drafted, confidence, logits = self._run(anchors.detach().cpu().numpy(), temperature, noise)
-        proposal = Proposal(
-            torch.from_numpy(drafted).to(anchors.device), torch.from_numpy(confidence).to(anchors.device)
-        )
+        stated = None if confidence is None else torch.from_numpy(confidence).to(anchors.device)
+        proposal = Proposal(torch.from_numpy(drafted).to(anchors.device), stated)
         if temperature == 0:
             return proposal
         ids = self.io.draft_token_ids
@@ -139,11 +138,12 @@ class OnnxProposer:
             rows = len(self._lengths)
             self._run(np.zeros(rows, np.int64), 0.0, self._quiet(rows))
 
-    def _run(self, anchors: Integers, temperature: float, noise: Floats) -> tuple[Integers, Floats, Floats]:
+    def _run(self, anchors: Integers, temperature: float, noise: Floats) -> tuple[Integers, Floats | None, Floats]:
         features, counts = self._pending or self._nothing_new()
         past = int(self._lengths.max(initial=1))
-        drafted, confidence, logits, keys, values = self._session.run(
-            None,
+        names = [item.name for item in self.io.cached.outputs]
+        results = self._session.run(
+            names,
             {
                 "features": np.ascontiguousarray(features),
                 "new_count": counts,
@@ -155,12 +155,14 @@ class OnnxProposer:
                 "noise": noise,
             },
         )
+        found = dict(zip(names, results, strict=True))
+        keys, values = found["new_keys"], found["new_values"]
         for row, (start, count) in enumerate(zip(self._lengths, counts, strict=True)):
             self._keys[:, row, :, start : start + count] = keys[:, row, :, :count]
             self._values[:, row, :, start : start + count] = values[:, row, :, :count]
         self._lengths = self._lengths + counts
         self._pending = None
-        return drafted, confidence, logits
+        return found["draft_ids"], found.get("confidence_logits"), found["draft_logits"]
 
     def _nothing_new(self) -> tuple[Floats, Integers]:
         rows = len(self._lengths)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dspark.drafters.base import Drafter
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import require_dspark
 from dspark.engines.counters import Counters, without_zeros_at_the_end
 from dspark.targets.loading import Target
 
@@ -28,7 +30,8 @@ class ExpectedRequest:
         blocks: drafted tokens, [gamma], by the position of their anchor.
         offered: how many of them are verified, by the same position.
         accepted: how many of these are accepted, by the same position.
-        confidences: raw confidence logits, [gamma], by the same position; empty where nobody asked for them.
+        confidences: raw confidence logits, [gamma], by the same position; empty where nobody asked for them or none are
+            stated.
     """
 
     token_ids: tuple[int, ...]
@@ -60,7 +63,7 @@ class ExpectedRequest:
 @torch.inference_mode()
 def replay(
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompt: Sequence[int],
     reply: Sequence[int],
     max_new_tokens: int,
@@ -80,7 +83,7 @@ def replay(
     """
     gamma = drafter.config.gamma
     known = [*prompt, *reply]
-    drafted, stated = _drafts(target, drafter, known, len(prompt))
+    drafted, stated = _drafts(target, require_dspark(drafter, "replaying replies"), known, len(prompt))
     # The block that goes beyond the reply is counted to its end, against what the target would go on to say.
     spoken = [*reply, *_continuation(target, known, gamma + 1 if ended or not cut else 0)]
     last = len(reply) if ended else max_new_tokens - 1  # a step begins while the reply may go on
@@ -98,7 +101,8 @@ def replay(
             right += 1
         position = len(prompt) + said - 1
         blocks[position], offered[position], accepted[position] = tuple(block), count, right
-        confidences[position] = tuple(stated[said - 1])
+        if stated:
+            confidences[position] = tuple(stated[said - 1])
         said += right + 1
     return ExpectedRequest(tuple(reply), blocks, offered, accepted, confidences)
 
@@ -106,9 +110,12 @@ def replay(
 def _drafts(
     target: Target, drafter: DSparkDrafter, tokens: Sequence[int], start: int
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Greedy drafts of a block at every position from `start` on, and their confidence logits, from one pass."""
+    """Greedy drafts of a block at every position from `start` on, and their confidence logits, from one pass.
+
+    Without a confidence head there are no logits at all.
+    """
     ids = torch.tensor([tokens], device=target.device)
-    context = drafter.project(target.hidden(ids).taps.to(drafter.fc.weight.dtype))
+    context = drafter.project(target.hidden(ids).taps.to(drafter.dtype))
     length = ids.shape[1]
     positions = torch.arange(length, device=target.device)
     slots = torch.arange(drafter.config.gamma, device=target.device)
@@ -131,7 +138,9 @@ def _drafts(
             previous = drafter.to_target_ids(logits.argmax(-1))
             chosen.append(previous)
         found += torch.stack(chosen, dim=1).tolist()
-        stated += drafter.confidence_logits(hidden, torch.stack(before, dim=1)).float().tolist()
+        confidence = drafter.confidence_logits(hidden, torch.stack(before, dim=1))
+        if confidence is not None:
+            stated += confidence.float().tolist()
     return found, stated
 
 

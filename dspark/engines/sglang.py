@@ -37,6 +37,7 @@ TARGETS = frozenset(
 )
 # `static`, the default, builds no confidence head and reads neither table.
 ENVIRONMENT = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
+WHOLE_BLOCKS = {"SGLANG_RAGGED_VERIFY_MODE": "static"}  # all that there is for a drafter without that head
 _TABLE_FLAG = "--speculative-dspark-sps-table-path"
 CURVE_FILE, ADDITIVE_FILE = "sps.json", "sps-2d.json"
 
@@ -55,11 +56,15 @@ class SGLangEngine:
     def files(self, inputs: EngineInputs) -> dict[str, bytes]:
         """`sps.json`, `sps-2d.json` where requests and tokens were told apart, `sts.json`, `env` and `launch.sh`.
 
+        For a drafter without a confidence head these are `env` and `launch.sh`: whole blocks are verified.
+
         Raises:
             SettingsError: the target's family is not served, or the profile has no cost curve.
             CalibrationError: temperatures that SGLang would not start with, or none for this traffic.
         """
         require_support(self, inputs.drafter)
+        if not inputs.drafter.confidence:
+            return {"env": environment_file(WHOLE_BLOCKS), "launch.sh": _launch_fixed(inputs)}
         curve = inputs.scheduler.curve(inputs.profile)
         calibration = calibration_for(inputs.scheduler.calibrations, inputs.sampling_temperature)
         measured = {"profile": inputs.profile, "fingerprint": dict(inputs.fingerprint), **inputs.provenance}
@@ -135,8 +140,36 @@ def _choice(inputs: EngineInputs) -> list[str]:
     ]
 
 
-def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
+def _arguments(inputs: EngineInputs) -> list[tuple[str, str]]:
+    """What every launch of a drafter needs."""
     gamma = inputs.drafter.gamma
+    return [
+        ("--dtype", inputs.target.dtype),  # the drafter's too: SGLang has one dtype for both
+        ("--speculative-algorithm", "DSPARK"),
+        ("--speculative-draft-model-path", "../../drafter"),
+        ("--speculative-draft-model-quantization", "unquant"),  # the default is the target's quantisation
+        ("--speculative-dspark-block-size", str(gamma)),
+        ("--speculative-num-draft-tokens", str(gamma + 1)),
+    ]
+
+
+def _launch_fixed(inputs: EngineInputs) -> bytes:
+    return launch_script(
+        inputs,
+        about=[
+            f"Serve {inputs.target.name} with its drafter in SGLang {VERSION}, as a DSpark drafter.",
+            "dspark wrote this script by the released formats and has NOT run it: no SGLang was at hand.",
+            "The drafter has no confidence head, which SGLang's scheduling modes refuse: whole blocks are verified.",
+            "Further arguments go to SGLang: bash launch.sh --port 30000",
+        ],
+        environment="env",
+        target_flag=["--model-path"],
+        command=["python3", "-m", "sglang.launch_server"],
+        arguments=_arguments(inputs),
+    )
+
+
+def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
     engine = inputs.fingerprint.get("engine", "an unnamed engine")
     return launch_script(
         inputs,
@@ -154,12 +187,7 @@ def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
         target_flag=["--model-path"],
         command=["python3", "-m", "sglang.launch_server"],
         arguments=[
-            ("--dtype", inputs.target.dtype),  # the drafter's too: SGLang has one dtype for both
-            ("--speculative-algorithm", "DSPARK"),
-            ("--speculative-draft-model-path", "../../drafter"),
-            ("--speculative-draft-model-quantization", "unquant"),  # the default is the target's quantisation
-            ("--speculative-dspark-block-size", str(gamma)),
-            ("--speculative-num-draft-tokens", str(gamma + 1)),
+            *_arguments(inputs),
             (_TABLE_FLAG, ADDITIVE_FILE if inputs.additive_is_closer else CURVE_FILE),
             ("--speculative-dspark-confidence-sts-path", "sts.json"),
         ],

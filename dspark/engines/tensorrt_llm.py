@@ -44,6 +44,8 @@ class TensorRTLLMEngine:
         """Why no supported release of TensorRT-LLM can serve such a drafter, or None."""
         if config.markov_type != "vanilla":
             return f"TensorRT-LLM reads only vanilla Markov heads beside a target, this one is {config.markov_type!r}"
+        if not config.confidence:
+            return "TensorRT-LLM is not known to load a drafter without a confidence head"
         if config.target_model_type not in TARGETS:
             return f"TensorRT-LLM is not known to hand out layer outputs of {config.target_model_type!r} targets"
         return None

@@ -106,13 +106,26 @@ def _about_fixed(inputs: EngineInputs) -> list[str]:
 def _about_adaptive(inputs: EngineInputs) -> list[str]:
     return [
         "Whole blocks are verified. DSPARK_ADAPTIVE=1 bash launch.sh verifies as much of each block as pays by costs",
-        "that vLLM measures when it starts, and by the drafter's confidences as the head's bare sigmoid gives them:",
-        _about_temperatures(inputs),
+        *_about_confidences(inputs),
         "vLLM refuses it with LoRA, pipeline parallelism, CUDA graphs that are not full, batch-sharded sampling,",
         "returned sampling masks, --enable-return-routed-experts, and FlashInfer outside SM100's trtllm-gen.",
         "Under it the counters num_accepted_tokens_per_pos over num_drafts understate late positions: what was drafted",
-        "at each is not exported. A confidence head can do worse than vLLM's own estimate, which it uses for a drafter",
-        "whose config.json says enable_confidence_head: false. Measure both against whole blocks under your load.",
+        "at each is not exported. Measure it against whole blocks under your load.",
+    ]
+
+
+def _about_confidences(inputs: EngineInputs) -> list[str]:
+    """What adaptive verification goes by."""
+    if not inputs.drafter.confidence:
+        return [
+            "that vLLM measures when it starts, and by an estimate that it makes while it serves, from how sure the",
+            "drafts are and what became of them: this drafter has no confidence head.",
+        ]
+    return [
+        "that vLLM measures when it starts, and by the drafter's confidences as the head's bare sigmoid gives them:",
+        _about_temperatures(inputs),
+        "A confidence head can do worse than vLLM's own estimate, which it uses for a drafter whose config.json says",
+        "enable_confidence_head: false.",
     ]
 
 

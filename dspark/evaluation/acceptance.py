@@ -27,6 +27,7 @@ from dspark.measured import Measured, bootstrap, ratio_of_sums
 Floats = NDArray[np.float64]
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(9))  # 0.0 .. 0.8 (DSpark, section 4.1)
+NO_CONFIDENCE = "the drafter has no confidence head"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def measure_temperature(
         absent["mean_of_domains"] = f"no figures for {', '.join(missing)}"
     trained = records.only([i for i, domain in enumerate(records.domains) if domain in training_domains])
     confidence = None
-    if temperatures is None:
+    if not all(one.cycles.confident for one in records.decoded):
+        absent["confidence"] = NO_CONFIDENCE
+    elif temperatures is None:
         absent["confidence"] = "no calibration for this temperature"
     elif sum(len(one.cycles) for one in trained.decoded) == 0:
         absent["confidence"] = "no block was drafted on the domains trained on"
@@ -177,7 +180,12 @@ class SweepRow:
 def threshold_sweep(
     records: RecordSet, temperatures: Sequence[float] | None = None, thresholds: Sequence[float] = THRESHOLDS
 ) -> list[SweepRow]:
-    """The sweep of every domain, on raw confidences and, with `temperatures` [gamma], on calibrated ones."""
+    """The sweep of every domain, on raw confidences and, with `temperatures` [gamma], on calibrated ones.
+
+    Without a confidence head there is nothing to sweep.
+    """
+    if not all(one.cycles.confident for one in records.decoded):
+        return []
     kinds: dict[str, Floats | None] = {"raw": None}
     if temperatures is not None:
         kinds["calibrated"] = np.asarray(temperatures, np.float64)

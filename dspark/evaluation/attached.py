@@ -8,7 +8,7 @@ from typing import Any
 from dspark.config.models import EvaluationSettings, ServingProfile
 from dspark.corpus.prompts import PreparedPrompt
 from dspark.decoding.policies import Fixed, NoDrafts
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.client import AttachedServers, Client
 from dspark.errors import DataError
 from dspark.evaluation.entry import CertificateEntry
@@ -24,7 +24,7 @@ def certify_attached(
     client: Client,
     plain: Client,
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[PreparedPrompt],
     settings: EvaluationSettings,
     *,

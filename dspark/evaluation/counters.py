@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.client import Completion
 from dspark.engines.counters import Counters
 from dspark.engines.replay import ExpectedRequest, replay
@@ -57,7 +57,7 @@ class Asked:
 
 def replay_all(
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     replies: Sequence[Completion],
     *,

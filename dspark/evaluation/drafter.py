@@ -8,10 +8,11 @@ from pathlib import Path
 from dspark.calibration import CalibrationReport
 from dspark.config.models import DType, EvaluationSettings
 from dspark.corpus.prompts import PreparedPrompt
-from dspark.decoding.drafting import Proposer, TorchProposer
+from dspark.decoding.drafting import Proposer
 from dspark.decoding.policies import Fixed, NoDrafts, Scheduled
+from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.records import RecordSet, label_of, write_records
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.errors import SettingsError
 from dspark.evaluation.acceptance import (
     SweepRow,
@@ -32,7 +33,7 @@ from dspark.scheduling.cost import StepCost
 from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import Target
 
-Load = Callable[[DType], tuple[Target, DSparkDrafter]]
+Load = Callable[[DType], tuple[Target, Drafter]]
 Backends = Callable[[Target], Mapping[str, Proposer]]
 
 
@@ -62,7 +63,8 @@ def evaluate_drafter(
         out: an existing or new folder.
         training_domains: whose mean is reported; the other domains stand beside it.
         calibration: temperatures of the confidence head; None: only raw confidences.
-        cost: of the machine's steps, for an arm with policy `scheduled`; None: no such arm.
+        cost: of the machine's steps, for an arm with policy `scheduled`; None, or a drafter without a confidence head:
+            no such arm.
         backends: further proposers on the same drafter for the throughput comparison, by name.
         rivals: drafters of other packages of this target, which decode the same prompts at every temperature.
         progress: shows the decoding, the checks and the rounds.
@@ -83,7 +85,7 @@ def evaluate_drafter(
         target, drafter = loaded.in_dtype(settings.dtype if temperature == 0 else settings.sampled_dtype)
         name, dtype = f"{temperature:g}", target.dtype_name
         progress.start(f"decode at temperature {name}", len(chosen), unit="prompts")
-        proposer = TorchProposer(drafter)
+        proposer = torch_proposer(drafter)
         records = decode_prompts(target, proposer, chosen, settings, temperature=temperature, progress=progress)
         write_records(out / "records" / f"temperature-{name}.safetensors", records)
         scales = temperatures_of(calibration, temperature)
@@ -119,9 +121,9 @@ class _Loaded:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._pair: tuple[Target, DSparkDrafter] | None = None
+        self._pair: tuple[Target, Drafter] | None = None
 
-    def in_dtype(self, dtype: DType) -> tuple[Target, DSparkDrafter]:
+    def in_dtype(self, dtype: DType) -> tuple[Target, Drafter]:
         """Load it unless it is there; what was there before is let go first."""
         pair, self._pair = self._pair, None
         if pair is None or pair[0].dtype_name != arithmetic(dtype, pair[0].device.type):
@@ -152,7 +154,7 @@ def _check_lossless(
 
 def _measure_throughput(
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[PreparedPrompt],
     settings: EvaluationSettings,
     calibration: CalibrationReport | None,
@@ -160,11 +162,11 @@ def _measure_throughput(
     backends: Backends | None,
     progress: Progress,
 ) -> ThroughputReport:
-    proposers: dict[str, Proposer] = {"torch": TorchProposer(drafter)}
+    proposers: dict[str, Proposer] = {"torch": torch_proposer(drafter)}
     proposers |= backends(target) if backends is not None else {}
     arms = [Arm(NONE, None, NoDrafts())]
     arms += [Arm(f"{name} fixed", proposer, Fixed()) for name, proposer in proposers.items()]
-    if cost is not None:
+    if cost is not None and drafter.config.confidence:
         scheduler = PrefixScheduler(cost, drafter.config.gamma, temperatures_of(calibration, 0.0))
         arms.append(Arm("torch scheduled", proposers["torch"], Scheduled(scheduler)))
     progress.start("measure throughput", len(arms) * settings.throughput_rounds, unit="rounds")

@@ -8,7 +8,7 @@ from typing import Any
 
 from dspark.config.models import EvaluationSettings, ServingProfile
 from dspark.corpus.prompts import PreparedPrompt
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.agreement import AgreementReport
 from dspark.engines.llamacpp import TIMES_SHOWN, LlamaCppSettings
 from dspark.engines.llamacpp_load import Servers
@@ -22,7 +22,7 @@ def certify_llamacpp(
     profile: ServingProfile,
     fingerprint: Mapping[str, Any],
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[PreparedPrompt],
     settings: EvaluationSettings,
     *,
@@ -52,7 +52,7 @@ def certify_llamacpp(
         ServiceError: the engine does not run, or dies.
     """
     gamma = drafter.config.gamma
-    arms = served_arms(profile, gamma)
+    arms = served_arms(profile, gamma, confidence=drafter.config.confidence)
     questions = Questions.of(profile, prompts, settings, prompts_per_domain, [target.record.max_position])
     slots = max(profile.certify_concurrency)
     served = LlamaCppSettings(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.cache import SlotCache
-from dspark.decoding.drafting import TorchProposer
+from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.loop import decode
 from dspark.decoding.policies import Logits, Policy, parse_policy
 from dspark.decoding.prefixes import Counts
@@ -162,12 +162,13 @@ def enumerate_case(
     tokens: int = 3,
     draft_token_ids: tuple[int, ...] | None = None,
     temperature: float = 1.0,
+    heads: bool = True,
     seed: int = 0,
 ) -> EnumeratedCase:
     """The largest difference between the law of the real loop's first tokens and the target's, one setting."""
     target = tiny_target(vocab, family=family, eos_token_ids=(vocab - 1,), dtype=torch.float64, seed=seed)
-    drafter = tiny_drafter(target, gamma, draft_token_ids=draft_token_ids, seed=seed + 1)
-    proposer = TorchProposer(drafter, torch.float64)
+    drafter = tiny_drafter(target, gamma, draft_token_ids=draft_token_ids, heads=heads, seed=seed + 1)
+    proposer = torch_proposer(drafter, torch.float64)
     # Steep enough for the scheduler to stop at every length, with the confidences of a random drafter.
     curve = CostCurve(
         sample_batch_tokens=(1, 2, 3), sample_steps_per_second=(1.0, 0.65, 0.55), max_batch_tokens=max(gamma + 1, 3)

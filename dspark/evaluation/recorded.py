@@ -16,7 +16,7 @@ from dspark.calibration.records import Records
 from dspark.config.models import CalibrationSettings, DType, ShardRecords
 from dspark.corpus.prompts import PreparedPrompt
 from dspark.drafters.checkpoint import write_union
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.replay import replay
 from dspark.engines.sglang_client import SGLangClient
 from dspark.engines.sglang_records import RecordedRequest, record_requests, records_of
@@ -39,7 +39,7 @@ MOST_CONFIDENCE = 0.02  # median difference of confidences of the same drafts
 def records_from_server(
     client: SGLangClient,
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[PreparedPrompt],
     settings: CalibrationSettings,
     progress: Progress | None = None,
@@ -79,7 +79,7 @@ def records_from_server(
 def records_from_shards(
     source: ShardRecords,
     root: Path,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     record: TargetRecord,
     *,
     exported: DType,
@@ -115,7 +115,7 @@ def records_from_shards(
 
 
 def require_same(
-    address: str, target: Target, drafter: DSparkDrafter, requests: Sequence[RecordedRequest], max_new_tokens: int
+    address: str, target: Target, drafter: Drafter, requests: Sequence[RecordedRequest], max_new_tokens: int
 ) -> None:
     """Refuse records of another target or drafter: the first requests are gone through again in torch.
 

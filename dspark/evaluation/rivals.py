@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from dspark.config.models import EvaluationSettings
 from dspark.corpus.prompts import PreparedPrompt
-from dspark.decoding.drafting import Proposer, TorchProposer
+from dspark.decoding.drafting import Proposer
+from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.records import RecordSet, write_records
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.errors import DataError
 from dspark.evaluation.decoding import decode_prompts
 from dspark.evaluation.paired import PairedPrompts, PairedReport, Rival
@@ -42,7 +43,7 @@ class RivalDrafter:
     build: str
     gamma: int
     training_domains: tuple[str, ...]
-    load: Callable[[Target], DSparkDrafter]
+    load: Callable[[Target], Drafter]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Rivalry:
                 raise DataError(
                     f"package {rival.package_digest} has blocks of {drafter.config.gamma}, not {rival.gamma}"
                 )
-            proposer = TorchProposer(drafter)
+            proposer = torch_proposer(drafter)
             records = decode_prompts(
                 target, proposer, prompts, settings, temperature=candidate.temperature, progress=progress
             )

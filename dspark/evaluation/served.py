@@ -11,7 +11,7 @@ import numpy as np
 from dspark.config.models import EvaluationSettings, ServingProfile
 from dspark.corpus.prompts import PreparedPrompt
 from dspark.decoding.policies import Fixed, NoDrafts, parse_policy
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.agreement import AgreementReport
 from dspark.engines.client import Completion, Fleet, Streamed, Together
 from dspark.evaluation.counters import (
@@ -92,7 +92,7 @@ def certify_servers(
     profile: ServingProfile,
     fingerprint: Mapping[str, Any],
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     settings: EvaluationSettings,
     *,
     cut: bool,
@@ -196,13 +196,16 @@ def _by_domain(prompts: Sequence[PreparedPrompt], asked: Sequence[Asked]) -> dic
     return {domain: group for domain, group in sorted(groups.items()) if any(one.reply.counters.steps for one in group)}
 
 
-def served_arms(profile: ServingProfile, gamma: int) -> list[Arm]:
+def served_arms(profile: ServingProfile, gamma: int, *, confidence: bool = True) -> list[Arm]:
     """Plain decoding, whole blocks, and the other policies of a profile, by default every shorter block and one p_min.
 
+    Args:
+        confidence: whether the drafter has a confidence head, which p_min needs.
     Raises:
         SettingsError: a policy that does not exist.
     """
-    names = profile.policies or (*(f"fixed({k})" for k in range(1, gamma)), f"threshold({P_MIN:g})")
+    shorter = [f"fixed({k})" for k in range(1, gamma)]
+    names = profile.policies or (*shorter, *([f"threshold({P_MIN:g})"] if confidence else []))
     policies = [Fixed(), *(parse_policy(name) for name in names if name not in (NONE, Fixed().name))]
     return [Arm(NONE, None, NoDrafts()), *(Arm(policy.name, None, policy) for policy in policies)]
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.engines.client import Client, Completion
 from dspark.engines.replay import replay
 from dspark.errors import DataError, ServiceError
@@ -67,7 +67,7 @@ class ServerCertificate(Model):
 def certify_server(
     client: Client,
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     *,
     drafter_file: Path,
@@ -146,7 +146,7 @@ def certify_server(
     )
 
 
-def _refuse_other_traffic(client: Client, drafter: DSparkDrafter, reply: Completion) -> None:
+def _refuse_other_traffic(client: Client, drafter: Drafter, reply: Completion) -> None:
     """A reply's steps and accepted tokens are its tokens, but for those behind an ending one."""
     counted = reply.counters.steps + reply.counters.accepted
     if counted > reply.predicted + drafter.config.gamma:
@@ -159,7 +159,7 @@ def _refuse_other_traffic(client: Client, drafter: DSparkDrafter, reply: Complet
 
 def _served_n_max(
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     prompts: Sequence[Sequence[int]],
     replies: Sequence[Completion],
     max_new_tokens: int,

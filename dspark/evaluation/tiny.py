@@ -86,6 +86,7 @@ def tiny_drafter(
     *,
     draft_token_ids: Sequence[int] | None = None,
     spread: float = 8.0,
+    heads: bool = True,
     seed: int = 1,
 ) -> DSparkDrafter:
     """A drafter of one layer on `target`, in its dtype.
@@ -93,11 +94,13 @@ def tiny_drafter(
     Args:
         draft_token_ids: a reduced draft vocabulary, ascending; None: the whole one.
         spread: factor on the usual random weights; 8 makes proposals and confidences vary from token to token.
+        heads: False leaves both heads off.
     """
     settings = DrafterSettings(
         gamma=gamma,
         layers=1,
-        markov=MarkovSettings(rank=4),
+        markov=MarkovSettings(rank=4) if heads else MarkovSettings(type="none"),
+        confidence=heads,
         draft_vocab_size=None if draft_token_ids is None else len(draft_token_ids),
     )
     ids = None if draft_token_ids is None else torch.tensor(draft_token_ids)

@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 
 from dspark.decoding.drafting import proposable
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
+from dspark.drafters.checkpoint import served_form
+from dspark.drafters.kinds import require_dspark
 from dspark.engines.agreement import AgreementReport, Count, EngineAgreement, Setting
 from dspark.engines.client import Completion
 from dspark.engines.counters import Counters, summed
@@ -37,7 +39,7 @@ _CONTROL_TOKEN = 3  # llama.cpp's kind of a token that is no text
 
 def agree_with_llamacpp(
     target: Target,
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     target_gguf: Path,
     prompts: Sequence[Sequence[int]],
     work: Path,
@@ -64,6 +66,7 @@ def agree_with_llamacpp(
         the report; `judge_agreement` says whether it will do.
     Raises:
         DataError: too few prompts, or a target that is not in float32.
+        SettingsError: a kind of drafter that llama.cpp is not given here.
         PreflightError: xllamacpp or gguf is not installed.
         ServiceError: the engine does not run.
     """
@@ -77,10 +80,10 @@ def agree_with_llamacpp(
             f"(torch has {target.dtype}, {target_gguf.name} has {', '.join(sorted(set(stored.types.values())))})",
             "load the target with dtype float32 and write its GGUF file as F32",
         )
-    exact = proposable(copy.deepcopy(drafter).float().cpu().eval())
+    exact = proposable(require_dspark(copy.deepcopy(drafter), "this comparison").float().cpu().eval())
     right = work / "drafter.gguf"
     write_drafter_gguf(right, exact, stored)
-    read_drafter_gguf(right, exact.config, stored)
+    read_drafter_gguf(right, served_form(exact).config, stored)
     files = {"": right}
     for name, fault in faults(exact).items():
         files[name] = work / f"fault-{len(files)}.gguf"
@@ -113,7 +116,7 @@ def agree_with_llamacpp(
     )
 
 
-def faults(drafter: DSparkDrafter) -> dict[str, Fault]:
+def faults(drafter: Drafter) -> dict[str, Fault]:
     """What makes a file wrong in one way each; llama.cpp loads all of these files without a word."""
     config = drafter.config
     mask = 0 if config.mask_token_id != 0 else 1
@@ -121,9 +124,10 @@ def faults(drafter: DSparkDrafter) -> dict[str, Fault]:
     found = {
         "taps without + 1": Fault({"dflash.target_layers": Key(list(config.taps), "INT32")}),
         "RoPE theta / 10": Fault({"dflash.rope.freq_base": Key(theta, "FLOAT32")}),
-        f"mask token {mask}": Fault({MASK: Key(mask, "UINT32")}),
-        "sample_from_anchor false": Fault({"dflash.sample_from_anchor": Key(False, "BOOL")}),
     }
+    if config.gamma > 1:  # a block of one is its anchor: there is no mask token in it, and without it nothing
+        found[f"mask token {mask}"] = Fault({MASK: Key(mask, "UINT32")})
+        found["sample_from_anchor false"] = Fault({"dflash.sample_from_anchor": Key(False, "BOOL")})
     if config.draft_vocab_size is not None:
         found["d2t shifted by one"] = Fault(shift=1)
     return found

@@ -6,14 +6,14 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 
 if TYPE_CHECKING:
     from dspark.engines.onnxruntime import OnnxProposer
     from dspark.targets.record import TargetRecord
 
 
-def onnx_backends(drafter: DSparkDrafter, record: TargetRecord, folder: Path) -> dict[str, OnnxProposer]:
+def onnx_backends(drafter: Drafter, record: TargetRecord, folder: Path) -> dict[str, OnnxProposer]:
     """The proposer `onnxruntime` on a drafter that is exported for it; none where ONNX Runtime is not installed.
 
     Args:

@@ -93,13 +93,13 @@ class Drafts:
 
     Attributes:
         tokens: target token ids, int64 [blocks, gamma].
-        confidence: confidence logits, float32 [blocks, gamma].
+        confidence: confidence logits, float32 [blocks, gamma]; None: the drafter has no such head.
         logits: draft logits, one array [gamma, columns] per block, if the dialect shows them.
         token_ids: target token id of each of their columns; None: column = id.
     """
 
     tokens: Integers
-    confidence: Floats
+    confidence: Floats | None
     logits: tuple[Floats, ...] = ()
     token_ids: Integers | None = None
 
@@ -142,7 +142,8 @@ def draft(
             previous = drafter.to_target_ids(rows[-1].argmax())
             drafted.append(previous)
         tokens.append(torch.stack(drafted).numpy())
-        confidences.append(drafter.confidence_logits(hidden, torch.stack(before)).numpy())
+        if (confidence := drafter.confidence_logits(hidden, torch.stack(before))) is not None:
+            confidences.append(confidence.numpy())
         logits.append(torch.stack(rows).numpy())
     columns = None if drafter.config.draft_vocab_size is None else drafter.draft_token_ids.numpy()
-    return Drafts(np.stack(tokens), np.stack(confidences), tuple(logits), columns)
+    return Drafts(np.stack(tokens), np.stack(confidences) if confidences else None, tuple(logits), columns)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dspark.config.models import ExportSettings
-from dspark.drafters.checkpoint import read_checkpoint, write_deepspec, write_union
+from dspark.drafters.base import Drafter
+from dspark.drafters.checkpoint import read_checkpoint, served_form, write_deepspec, write_union
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import require_dspark
 from dspark.engines.llamacpp_files import DRAFTER
 from dspark.errors import SettingsError
 from dspark.export.blocks import ProbeBlocks, draft
@@ -35,7 +37,7 @@ GGUF_PRECISION: Precision = "F16"
 
 
 def export_build(
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     record: TargetRecord,
     settings: ExportSettings,
     blocks: ProbeBlocks,
@@ -62,12 +64,13 @@ def export_build(
     Raises:
         GateError: a dialect does not draft what the drafter drafts, or the comparison could not tell.
         StageError: weights that are not finite or that training never moved.
+        SettingsError: a kind of drafter that is exported elsewhere.
         PreflightError: ONNX Runtime, which the ONNX files are checked with, is not installed.
     """
     progress = progress or Progress()
     as_gguf = target_file if settings.gguf else None
     progress.start("export", 2 + 2 * settings.onnx + (as_gguf is not None), unit="dialects")
-    exact = copy.deepcopy(drafter).float().cpu().eval()
+    exact = copy.deepcopy(require_dspark(drafter, "this export")).float().cpu().eval()
     reference = draft(exact, blocks)
     dialects = {"union": _union(exact, record, settings, blocks, out / UNION, embedding, head, untrained)}
     progress.advance()
@@ -127,7 +130,7 @@ def _gguf(
     """
     path = folder / DRAFTER
     write_drafter_gguf(path, exact, target, precision=GGUF_PRECISION)
-    read_drafter_gguf(path, exact.config, target)
+    read_drafter_gguf(path, served_form(exact).config, target)
     reloaded = load_drafter_gguf(path, record, embedding.float().cpu(), head.float().cpu())
     kept = ("norm", "confidence_head")  # float32 in the file
     stored = rounded(
@@ -165,7 +168,7 @@ def _stored(
     head: Tensor,
 ) -> Comparison:
     """Compare what a reader of a checkpoint would load with the drafter in the stored dtype."""
-    reloaded = read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record).float()
+    reloaded = require_dspark(read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record), "this export").float()
     stored = draft(rounded(exact, getattr(torch, settings.dtype)), blocks)
     return compare(
         stored, draft(reloaded, blocks), f"the trained drafter in torch, weights rounded to {settings.dtype}, float32"

@@ -38,13 +38,12 @@ _ENDS = {
     "norm.weight": "output_norm.weight",
     "markov_head.markov_w1.weight": "markov_w1.weight",
     "markov_head.markov_w2.weight": "markov_w2.weight",
-    "confidence_head.proj.weight": "conf_proj.weight",
-    "confidence_head.proj.bias": "conf_proj.bias",
 }
+_CONFIDENCE = {"confidence_head.proj.weight": "conf_proj.weight", "confidence_head.proj.bias": "conf_proj.bias"}
 DRAFT_IDS = "d2t"
 _REDUCED = {"head": "output.weight", "draft_token_ids": DRAFT_IDS}
 _LAYER = LAYER_TENSORS | HEAD_NORMS
-CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
+CONFIDENCE = tuple(_CONFIDENCE.values())
 
 
 def tensor_names(config: DrafterConfig) -> dict[str, str]:
@@ -54,7 +53,8 @@ def tensor_names(config: DrafterConfig) -> dict[str, str]:
         for number in range(config.layers)
         for name, stored in _LAYER.items()
     }
-    return _ENDS | ({} if config.draft_vocab_size is None else _REDUCED) | layers
+    heads = _CONFIDENCE if config.confidence else {}
+    return _ENDS | heads | ({} if config.draft_vocab_size is None else _REDUCED) | layers
 
 
 def drafter_keys(config: DrafterConfig) -> dict[str, Key]:
@@ -81,7 +81,7 @@ def drafter_keys(config: DrafterConfig) -> dict[str, Key]:
         "dflash.target_layers": Key([tap + 1 for tap in config.taps], "INT32"),
         # Readers disagree on these defaults, so they are always written.
         "dflash.sample_from_anchor": Key(True, "BOOL"),
-        "dflash.has_confidence_head": Key(True, "BOOL"),
+        "dflash.has_confidence_head": Key(config.confidence, "BOOL"),
         "dflash.attention.causal": Key(False, "BOOL"),
     }
 
@@ -113,8 +113,9 @@ def drafter_config(file: GGUFFile, record: TargetRecord) -> DrafterConfig:
         raise refuse("it has a sliding window, which is not supported")
     if file.value("dflash.rope.scaling.type") not in (None, "none"):
         raise refuse("its RoPE is scaled, which is not supported")
-    if (missing := [name for name in CONFIDENCE if name not in file.shapes]) != []:
-        raise refuse(f"it has no confidence head: {', '.join(missing)} missing")
+    present = [name for name in CONFIDENCE if name in file.shapes]
+    if len(present) == 1:
+        raise refuse(f"it has half a confidence head: {present[0]} alone")
     try:
         return DrafterConfig(
             gamma=value("dflash.block_size"),
@@ -131,6 +132,7 @@ def drafter_config(file: GGUFFile, record: TargetRecord) -> DrafterConfig:
             max_position=value("dflash.context_length"),
             vocab_size=markov[0],
             markov_rank=markov[1],
+            confidence=bool(present),
             draft_vocab_size=file.shapes[DRAFT_IDS][0] if DRAFT_IDS in file.shapes else None,
             target_model_type=record.model_type,
             num_target_layers=record.num_layers,
@@ -212,7 +214,7 @@ def _tokenizer_problems(file: GGUFFile, target: GGUFFile) -> list[str]:
 
 def _confidence_problems(file: GGUFFile) -> list[str]:
     # Only where the file should be ours: llama.cpp's converter stores this matrix like the others, and it runs.
-    name, _ = CONFIDENCE
+    name = CONFIDENCE[0]
     kind = file.types.get(name, "F32")
     return [] if kind == "F32" else [f"tensor {name} is {kind}, it must be F32"]
 
@@ -284,8 +286,8 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "output_norm.weight": (d,),
         "markov_w1.weight": (config.vocab_size, r),
         "markov_w2.weight": (proposed, r),
-        "conf_proj.weight": (1, d + r),
-        "conf_proj.bias": (1,),
     }
+    if config.confidence:
+        ends |= {"conf_proj.weight": (1, d + r), "conf_proj.bias": (1,)}
     layers = {f"blk.{number}.{name}": shape for number in range(config.layers) for name, shape in layer.items()}
     return ends | ({} if config.draft_vocab_size is None else reduced) | layers

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.drafters.checkpoint import MARKOV_W2, parameters
+from dspark.drafters.base import Drafter
+from dspark.drafters.checkpoint import MARKOV_W2, parameters, served_form
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines import ENGINES
@@ -73,10 +74,11 @@ class Fault:
     shift: int = 0
 
 
-def write_drafter_gguf(path: Path, drafter: DSparkDrafter, target: GGUFFile, *, precision: Precision = "F32") -> None:
+def write_drafter_gguf(path: Path, drafter: Drafter, target: GGUFFile, *, precision: Precision = "F32") -> None:
     """Write a drafter for a target that is a GGUF file too, if nothing about it would mislead llama.cpp.
 
-    A reduced draft vocabulary stays one, so that drafting costs a head of its rows only.
+    A reduced draft vocabulary stays one, so that drafting costs a head of its rows only. A drafter without a sequential
+    head gets the neutral one of `served_form`, with which llama.cpp takes it for DSpark and its slots for DSpark's.
 
     Args:
         target: whose tokenizer keys the file repeats.
@@ -86,17 +88,18 @@ def write_drafter_gguf(path: Path, drafter: DSparkDrafter, target: GGUFFile, *, 
         IntegrityError: the target's file is another target's.
         PreflightError: the gguf package is missing.
     """
-    config = drafter.config
+    served = served_form(drafter)
+    config = served.config
     require_support(ENGINES["llamacpp"], config)
-    keys, tensors = _content(drafter, target, precision)
+    keys, tensors = _content(served, target, precision)
     if problems := file_problems(_planned(path, keys, tensors), config, target):
         raise IntegrityError(f"{path}: not written: {'; '.join(problems)}", "make the target's GGUF file again")
     write_gguf(path, keys, tensors)
 
 
-def write_with_fault(path: Path, drafter: DSparkDrafter, target: GGUFFile, fault: Fault) -> None:
+def write_with_fault(path: Path, drafter: Drafter, target: GGUFFile, fault: Fault) -> None:
     """Write a drafter's file that is wrong in one way, unchecked: for negative controls."""
-    keys, tensors = _content(drafter, target, "F32")
+    keys, tensors = _content(served_form(drafter), target, "F32")
     if fault.shift:
         shifted = (drafter.draft_token_ids.cpu() + fault.shift) % drafter.config.vocab_size
         tensors[DRAFT_IDS] = _integers(shifted)
@@ -159,7 +162,7 @@ def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head:
 
 
 def _content(
-    drafter: DSparkDrafter, target: GGUFFile, precision: Precision
+    drafter: Drafter, target: GGUFFile, precision: Precision
 ) -> tuple[dict[str, Key], dict[str, TensorSource]]:
     config = drafter.config
     keys = {

@@ -22,7 +22,7 @@ class StatelessBlock(nn.Module):
         super().__init__()
         self.drafter = drafter
 
-    def forward(self, features: Tensor, context_length: Tensor, anchor_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, context_length: Tensor, anchor_ids: Tensor) -> tuple[Tensor, ...]:
         """Draft one block per row.
 
         Args:
@@ -30,7 +30,7 @@ class StatelessBlock(nn.Module):
             context_length: int64 [B]; also the position of the anchor.
             anchor_ids: the last committed token, int64 [B].
         Returns:
-            draft token ids of the target, int64 [B, gamma]; confidence logits, float32 [B, gamma].
+            draft token ids of the target, int64 [B, gamma]; with a confidence head, its logits, float32 [B, gamma].
         """
         drafter = self.drafter
         positions = torch.arange(features.shape[1]).expand(features.shape[0], -1)
@@ -42,7 +42,7 @@ class StatelessBlock(nn.Module):
         context = drafter.project(features)
         hidden = drafter.block_hidden(ids, context, positions, slots, visible.unsqueeze(1)).squeeze(1)
         drafted, confidence, _ = markov_chain(drafter, hidden, anchor_ids)
-        return drafted, confidence
+        return _those_there(drafted, confidence)
 
 
 class CachedBlock(nn.Module):
@@ -62,7 +62,7 @@ class CachedBlock(nn.Module):
         anchor_ids: Tensor,
         temperature: Tensor,
         noise: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Grow each row's context by new_count[b] positions and draft one block behind it.
 
         Args:
@@ -74,8 +74,8 @@ class CachedBlock(nn.Module):
             temperature: of each row, float32 [B]; 0: the most likely tokens, whatever the noise.
             noise: independent standard Gumbel numbers, float32 [B, gamma, Vd]; never used twice.
         Returns:
-            draft token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; the logits that the tokens were
-            drawn from, float32 [B, gamma, Vd]; keys and values of the Q new positions, [layers, B, kv, Q, hd], for the
+            draft token ids, int64 [B, gamma]; with a confidence head, its logits, float32 [B, gamma]; the logits that the
+            tokens were drawn from, float32 [B, gamma, Vd]; keys and values of the Q new positions, [layers, B, kv, Q, hd], for the
             caller to store behind the past.
         """
         drafter = self.drafter
@@ -85,7 +85,8 @@ class CachedBlock(nn.Module):
         drafter.extend(context, torch.where(kept.unsqueeze(-1), features, torch.zeros(())), new_count)
         hidden = drafter.block_from_cache(anchor_ids, context)
         drafted, confidence, logits = markov_chain(drafter, hidden, anchor_ids, temperature[:, None, None] * noise)
-        return drafted, confidence, logits, torch.stack(context.new_keys), torch.stack(context.new_values)
+        keys, values = torch.stack(context.new_keys), torch.stack(context.new_values)
+        return _those_there(drafted, confidence, logits, keys, values)
 
 
 class _GraphContext(ContextCache):
@@ -114,9 +115,14 @@ class _GraphContext(ContextCache):
         return pairs, torch.cat([past, new], 1).unsqueeze(1)
 
 
+def _those_there(*outputs: Tensor | None) -> tuple[Tensor, ...]:
+    """The outputs of a graph: without a confidence head there is one fewer."""
+    return tuple(output for output in outputs if output is not None)
+
+
 def markov_chain(
     drafter: DSparkDrafter, hidden: Tensor, anchor_ids: Tensor, added: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Tokens slot by slot, and the confidence of each slot.
 
     Args:
@@ -124,7 +130,8 @@ def markov_chain(
         anchor_ids: int64 [B].
         added: to the logits before the arg max, [B, gamma, Vd]; None: nothing.
     Returns:
-        target token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma]; logits, float32 [B, gamma, Vd].
+        target token ids, int64 [B, gamma]; confidence logits, float32 [B, gamma], None without a confidence
+        head; logits, float32 [B, gamma, Vd].
     """
     base = drafter.base_logits(hidden)
     chain, tokens, logits = drafter.chain(), [anchor_ids], []

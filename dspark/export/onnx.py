@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dspark.drafters.base import Drafter
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import require_dspark
 from dspark.engines.onnx_io import (
     CACHED,
     ENDS,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def export_onnx(
-    drafter: DSparkDrafter, record: TargetRecord, out: Path, *, opset: int = 20, stateless: bool = True
+    drafter: Drafter, record: TargetRecord, out: Path, *, opset: int = 20, stateless: bool = True
 ) -> OnnxIO:
     """Write both graphs, the drafter's weights, those that are the target's, and `io.json` into a folder.
 
@@ -44,10 +45,11 @@ def export_onnx(
         stateless: False leaves that graph's file out: a drafter that is only decoded with has no use for it, and each
             graph takes the exporter many seconds.
     Raises:
+        SettingsError: a kind of drafter that has no graphs.
         StageError: the graph that came out is not valid ONNX or needs another opset or domain.
     """
     out.mkdir(parents=True, exist_ok=True)
-    exact = copy.deepcopy(drafter).float().cpu().eval()
+    exact = copy.deepcopy(require_dspark(drafter, "the export as ONNX")).float().cpu().eval()
     config = drafter.config
     specs = _stateless_spec(config), _cached_spec(config)
     models = {}
@@ -139,11 +141,12 @@ def _cached_spec(config: DrafterConfig) -> GraphSpec:
     )
 
 
-def _drafted(config: DrafterConfig) -> tuple[TensorSpec, TensorSpec]:
-    return (
-        integers("draft_ids", "batch", config.gamma, meaning="drafted tokens, ids of the target"),
-        floats("confidence_logits", "batch", config.gamma, meaning="sigmoid: P(accepted | the tokens before it were)"),
-    )
+def _drafted(config: DrafterConfig) -> tuple[TensorSpec, ...]:
+    drafted = integers("draft_ids", "batch", config.gamma, meaning="drafted tokens, ids of the target")
+    if not config.confidence:
+        return (drafted,)
+    meaning = "sigmoid: P(accepted | the tokens before it were)"
+    return drafted, floats("confidence_logits", "batch", config.gamma, meaning=meaning)
 
 
 # No size that may vary is 0 or 1 here, nor equal to another: the tracer would take it for a constant.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dspark.drafters.backbone import Rotary
 from dspark.drafters.dspark import DSparkDrafter
@@ -36,14 +37,18 @@ def compare(reference: Drafts, other: Drafts, described: str) -> Comparison:
     differing = [at for at in parted if at not in ties]
     # The confidence at the parting position still rests on equal tokens before it.
     shared = np.arange(gamma) <= first[:, None]
-    confidence = _largest(np.abs(other.confidence - reference.confidence)[shared])
+    confidence = _confidence_difference(reference.confidence, other.confidence, shared)
     logits = None
     if other.logits:
         pairs = zip(reference.logits, _same_columns(reference, other), shared, strict=True)
         logits = max(_largest(np.abs(mine - theirs)[rows]) for mine, theirs, rows in pairs)
     equal = not differing and confidence <= CONFIDENCE_TOLERANCE and (logits is None or logits <= LOGIT_TOLERANCE)
     return Comparison(
-        compared=("draft_ids", "confidence_logits", *(("draft_logits",) if other.logits else ())),
+        compared=(
+            "draft_ids",
+            *(("confidence_logits",) if reference.confidence is not None else ()),
+            *(("draft_logits",) if other.logits else ()),
+        ),
         reference=described,
         blocks=len(first),
         tokens=parts.size,
@@ -69,11 +74,10 @@ def negative_controls(drafter: DSparkDrafter, blocks: ProbeBlocks, reference: Dr
     width = config.hidden_size
     # With one tap there is no neighbour to take for it; its channels are shifted instead.
     shift = width if len(config.taps) > 1 else 1
-    faulty = {
-        "taps shifted by one": draft(drafter, blocks, lambda features: features.roll(shift, dims=-1)),
-        f"mask token {wrong_mask}": draft(_variant(drafter, mask_token_id=wrong_mask), blocks),
-        "RoPE theta / 10": draft(_variant(drafter, rope=wrong_theta), blocks),
-    }
+    faulty = {"taps shifted by one": draft(drafter, blocks, lambda features: features.roll(shift, dims=-1))}
+    if config.gamma > 1:  # a block of one is its anchor: there is no mask token in it
+        faulty[f"mask token {wrong_mask}"] = draft(_variant(drafter, mask_token_id=wrong_mask), blocks)
+    faulty["RoPE theta / 10"] = draft(_variant(drafter, rope=wrong_theta), blocks)
     return {name: compare(reference, drafts, "the drafter itself") for name, drafts in faulty.items()}
 
 
@@ -127,6 +131,15 @@ def rounded(
 def _largest(values: Floats) -> float:
     largest = float(values.max(initial=0.0))
     return largest if np.isfinite(largest) else float(np.finfo(np.float32).max)
+
+
+def _confidence_difference(reference: Floats | None, other: Floats | None, shared: NDArray[np.bool_]) -> float:
+    """The largest difference of a logit; without a head on either side there is none, on one side it is infinite."""
+    if reference is None and other is None:
+        return 0.0
+    if reference is None or other is None:
+        return _largest(np.array([np.inf]))
+    return _largest(np.abs(other - reference)[shared])
 
 
 def _same_columns(reference: Drafts, other: Drafts) -> tuple[Floats, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +27,13 @@ def draft_stateless(folder: Path, blocks: ProbeBlocks, *, threads: int) -> Draft
     io = read_model(folder / IO_FILE, OnnxIO)
     session = open_session(folder / io.stateless.file, threads=threads)
     names = [item.name for item in io.stateless.inputs]
-    tokens, confidences = [], []
+    outputs = [item.name for item in io.stateless.outputs]
+    found: list[dict[str, Any]] = []
     for start in range(0, len(blocks), _BATCH):
         inputs = blocks.padded(slice(start, start + _BATCH), np.nan)
-        drafted, confidence = session.run(None, dict(zip(names, inputs, strict=True)))
-        tokens.append(drafted)
-        confidences.append(confidence)
-    return Drafts(np.concatenate(tokens), np.concatenate(confidences))
+        found.append(dict(zip(outputs, session.run(outputs, dict(zip(names, inputs, strict=True))), strict=True)))
+    confidence = np.concatenate([one["confidence_logits"] for one in found]) if "confidence_logits" in outputs else None
+    return Drafts(np.concatenate([one["draft_ids"] for one in found]), confidence)
 
 
 def draft_cached(folder: Path, blocks: ProbeBlocks, *, threads: int, seed: int = 0) -> Drafts:
@@ -58,5 +59,6 @@ def draft_cached(folder: Path, blocks: ProbeBlocks, *, threads: int, seed: int =
         requests = np.arange(len(lengths))
         proposal = proposer.propose(torch.from_numpy(anchors), 0.0, CounterDraws([0] * len(lengths)), requests)
         tokens.append(proposal.tokens.numpy())
-        confidences.append(proposal.confidence_logits.numpy())
-    return Drafts(np.concatenate(tokens), np.concatenate(confidences))
+        if proposal.confidence_logits is not None:
+            confidences.append(proposal.confidence_logits.numpy())
+    return Drafts(np.concatenate(tokens), np.concatenate(confidences) if confidences else None)

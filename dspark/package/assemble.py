@@ -151,6 +151,7 @@ def _write_scheduler(sources: Sources, staged: Path) -> SchedulerConfig:
         curves=dict(sorted(curves.items())),
         additive=dict(sorted(additive.items())),
         cost_models=dict(sorted(models.items())),
+        policy="scheduled" if calibration.results else f"fixed({calibration.gamma})",
     )
     write_scheduler(staged / SCHEDULER, scheduler)
     return scheduler

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dspark.calibration.results import CalibrationReport
-from dspark.drafters.description import read_description
+from dspark.drafters.description import read_description, trained_config
 from dspark.evaluation.paired import PairedReport
 from dspark.evaluation.results import EvaluationMetrics
 from dspark.package.certificate import Certificate
@@ -66,12 +66,14 @@ def check_package(manifest: Manifest, contents: Mapping[str, Content]) -> None:
 def _check_drafter(manifest: Manifest, value: dict[str, Any], tensors: dict[str, TensorHeader]) -> None:
     drafter, target = manifest.drafter, manifest.inputs.target
     config, own = read_description(value, DRAFTER_CONFIG)
+    trained = trained_config(value, DRAFTER_CONFIG)
     expected = {
         "gamma": (config.gamma, drafter.gamma),
         "taps": (config.taps, drafter.taps),
         "mask_token_id": (config.mask_token_id, drafter.mask_token_id),
-        "markov_type": (config.markov_type, drafter.markov.type),
-        "markov_rank": (config.markov_rank, drafter.markov.rank),
+        "kind": (config.kind, drafter.kind),
+        "markov_type": (trained.markov_type, drafter.markov.type),
+        "markov_rank": (trained.markov_rank, drafter.markov.rank),
         "vocab_size": (config.vocab_size, target.vocab_physical),
         "dialect": (own["dialect"], "union"),
         "proposed_vocab_size": (own["proposed_vocab_size"], drafter.draft_vocab),
@@ -80,6 +82,7 @@ def _check_drafter(manifest: Manifest, value: dict[str, Any], tensors: dict[str,
         "weights_sha256": (own["weights_sha256"], entry_of(manifest, DRAFTER_WEIGHTS).sha256),
         "dtype": (value["dtype"], drafter.dtype),
         "parameters and dtype": (describe_tensors(tensors), (drafter.parameters, drafter.dtype)),
+        "confidence": (config.confidence, drafter.confidence.enabled),
         "confidence bias": ("confidence_head.proj.bias" in tensors, drafter.confidence.bias),
     }
     compare("drafter/", expected)

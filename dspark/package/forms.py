@@ -68,7 +68,7 @@ def _check_gguf(manifest: Manifest, value: dict[str, Any], header: GGUFHeader) -
         "dflash.target_layers": [tap + 1 for tap in config.taps],
         "dflash.rope.freq_base": theta,
         "dflash.sample_from_anchor": True,
-        "dflash.has_confidence_head": True,
+        "dflash.has_confidence_head": config.confidence,
         "dflash.attention.causal": False,
         "tokenizer.ggml.mask_token_id": config.mask_token_id,
         "tokenizer.ggml.tokens": manifest.inputs.target.vocab_physical,  # how many there are
@@ -79,11 +79,12 @@ def _check_gguf(manifest: Manifest, value: dict[str, Any], header: GGUFHeader) -
 def _check_gguf_vocabulary(manifest: Manifest, header: GGUFHeader, contents: Mapping[str, Content]) -> None:
     """A file drafts from the reduced vocabulary, its rows and their ids with it, or from the whole one."""
     drafter, target = manifest.drafter, manifest.inputs.target
+    config, _ = read_description(typed(contents, DRAFTER_CONFIG, dict), DRAFTER_CONFIG)  # as it is stored
     width, ids = header.keys["dflash.embedding_length"], header.draft_ids
     rows = target.vocab_physical if ids is None else drafter.draft_vocab
     expected: dict[str, tuple[int, ...] | None] = {
-        "markov_w1.weight": (target.vocab_physical, drafter.markov.rank),
-        "markov_w2.weight": (rows, drafter.markov.rank),
+        "markov_w1.weight": (target.vocab_physical, config.markov_rank),
+        "markov_w2.weight": (rows, config.markov_rank),
         "output.weight": None if ids is None else (rows, width),
         "d2t": None if ids is None else (rows,),
     }

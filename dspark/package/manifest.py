@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from dspark.config.models import Digest, DType, MarkovType, Name
+from dspark.config.models import Digest, DrafterKind, DType, MarkovType, Name, drafter_family
 from dspark.io.digest import digest_json, digest_listing
 from dspark.io.jsonfile import canonical_json, model_json
 from dspark.package.layout import TARGET_ENDS, FileClass, collision, path_mistake, place_of
@@ -63,10 +63,10 @@ class Inputs(Part):
 
 
 class MarkovPart(Part):
-    """The sequential head."""
+    """The sequential head as it was trained; without one (type none) the checkpoint holds a neutral one for engines."""
 
     type: MarkovType
-    rank: int = Field(gt=0)
+    rank: int = Field(ge=0)
 
 
 class ConfidencePart(Part):
@@ -80,7 +80,7 @@ class ConfidencePart(Part):
 class DrafterPart(Part):
     """The drafter as an engine needs to know it."""
 
-    kind: Literal["dspark"]
+    kind: DrafterKind
     gamma: int = Field(ge=1)
     taps: tuple[int, ...] = Field(min_length=1)
     # Nobody notices taps that are off by one, so the convention is spelled out.
@@ -93,6 +93,11 @@ class DrafterPart(Part):
     draft_vocab: int = Field(gt=0)  # tokens that it can propose
     parameters: int = Field(gt=0)
     dtype: DType
+
+    @property
+    def family(self) -> str:
+        """What papers call such a drafter, see `drafter_family`."""
+        return drafter_family(self.kind, self.markov.type)
 
 
 class FileEntry(Part):

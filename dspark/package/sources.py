@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from dspark.config.models import Build, ServingProfile
 from dspark.corpus.responses import ResponsesSummary
 from dspark.corpus.summary import PromptsSummary
-from dspark.drafters.description import read_description
+from dspark.drafters.description import read_description, trained_config
 from dspark.features.store import FeatureManifest
 from dspark.io.digest import digest_json
 from dspark.io.jsonfile import model_json, read_json, read_model
@@ -132,19 +132,20 @@ def _recipe(build: Build) -> dict[str, Any]:
 def _drafter_part(staged: Path) -> DrafterPart:
     value = read_json(staged / DRAFTER_CONFIG)
     config, own = read_description(value, DRAFTER_CONFIG)
+    trained = trained_config(value, DRAFTER_CONFIG)
     weights = staged / DRAFTER_WEIGHTS
     with weights.open("rb") as handle:
         tensors = read_header(handle, weights.stat().st_size)
     parameters, dtype = describe_tensors(tensors)
     return DrafterPart.model_validate(
         {
-            "kind": "dspark",
+            "kind": config.kind,
             "gamma": config.gamma,
             "taps": config.taps,
             "tap_convention": "output of layer k, counted from 0",
             "sample_from_anchor": True,
             "mask_token_id": config.mask_token_id,
-            "markov": MarkovPart(type=config.markov_type, rank=config.markov_rank),
+            "markov": MarkovPart(type=trained.markov_type, rank=trained.markov_rank),
             "confidence": ConfidencePart(
                 enabled=value["enable_confidence_head"],
                 with_markov=value["confidence_head_with_markov"],

@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 
 from dspark.config.models import ServingProfile
-from dspark.decoding.drafting import Proposer, TorchProposer
+from dspark.decoding.drafting import Proposer
 from dspark.decoding.draws import CounterDraws
 from dspark.decoding.history import Timing
 from dspark.decoding.loop import Batch
 from dspark.decoding.policies import Logits, NoDrafts, Policy
 from dspark.decoding.prefixes import Counts
+from dspark.decoding.proposers import torch_proposer
+from dspark.drafters.base import Drafter
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import build_drafter
 from dspark.errors import DataError, SettingsError
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
 from dspark.profiling.cost import CostReport, CostRow, DraftRow, curve_fields, draft_row, median
 from dspark.targets.loading import Target
 
-Backends = Callable[[DSparkDrafter], Mapping[str, Proposer]]
+Backends = Callable[[Drafter], Mapping[str, Proposer]]
 _TORCH = "torch"
 
 
@@ -76,7 +78,7 @@ def profile_engine(
     if target.dtype != getattr(torch, arithmetic(profile.dtype, target.device.type)):
         raise SettingsError(f"profile {profile.name}: dtype is {profile.dtype}, the target is in {target.dtype}")
     drafter = random_drafter(config, target.embedding, target.head, seed=seed)
-    proposers: dict[str, Proposer] = {_TORCH: TorchProposer(drafter)}
+    proposers: dict[str, Proposer] = {_TORCH: torch_proposer(drafter)}
     proposers |= backends(drafter) if backends is not None else {}
     if profile.draft_backend not in proposers:
         raise SettingsError(f"profile {profile.name}: draft backend {profile.draft_backend!r} is not available")
@@ -196,7 +198,7 @@ def _in_turn(repeats: int, count: int) -> Iterator[tuple[int, int]]:
         yield from ((number, index) for index in order)
 
 
-def random_drafter(config: DrafterConfig, embedding: Tensor, head: Tensor, *, seed: int = 0) -> DSparkDrafter:
+def random_drafter(config: DrafterConfig, embedding: Tensor, head: Tensor, *, seed: int = 0) -> Drafter:
     """A drafter that nobody trained: it costs what a trained one of its geometry costs.
 
     Args:
@@ -205,4 +207,4 @@ def random_drafter(config: DrafterConfig, embedding: Tensor, head: Tensor, *, se
     ids = None
     if config.draft_vocab_size is not None:
         ids = torch.arange(config.draft_vocab_size) * config.vocab_size // config.draft_vocab_size
-    return DSparkDrafter(config, embedding, head, ids, seed=seed).to(embedding.dtype)
+    return build_drafter(config, embedding, head, ids, seed=seed).to(embedding.dtype)

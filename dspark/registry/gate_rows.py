@@ -42,7 +42,13 @@ def tau_rows(evidence: Evidence, policy: GatePolicy, rival: str | None, *, basel
 
 
 def ece_rows(evidence: Evidence, gate: ErrorGate) -> Iterator[GateRow]:
-    """The calibrated confidences on the eval split, which no temperature was fitted on."""
+    """The calibrated confidences on the eval split, which no temperature was fitted on.
+
+    Without a confidence head nothing is scheduled by confidences, and there are none that could be wrong.
+    """
+    if not evidence.manifest.drafter.confidence.enabled:
+        yield GateRow(gate="calibration", verdict="pass", reason="the drafter states no confidences: there is no head")
+        return
     for temperature, metrics in sorted(evidence.metrics.temperatures.items()):
         name = f"calibration, temperature {temperature}"
         error = metrics.confidence.mean_ece_after if metrics.confidence is not None else None

@@ -40,13 +40,16 @@ class VerificationLengths(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
             params: `profile`, the serving profile whose cost counts (empty: the only one); `temperature`, of the
                 target's sampling (0: greedy).
         Returns:
-            draft tokens to verify of each request, int64 [requests], each in 0..gamma.
+            draft tokens to verify of each request, int64 [requests], each in 0..gamma; whole blocks of a drafter that
+            has no confidence head.
         Raises:
             SettingsError: a profile or temperature that was not measured; names those that were.
             CalibrationError: logits that are not [requests, gamma], or NaN.
         """
         chosen = params or {}
         config = self.config
+        if not config.calibrations:
+            return np.full(len(model_input), config.gamma, np.int64)
         scheduler = PrefixScheduler(
             config.cost(_profile(config, str(chosen.get("profile") or ""))),
             config.gamma,

@@ -19,10 +19,11 @@ from dspark.io.jsonfile import read_model
 from dspark.package.certificate import NONE, Certificate, EngineFiles
 from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE
 from dspark.package.lineage import Lineage
-from dspark.package.manifest import Description
+from dspark.package.manifest import Description, DrafterPart
 from dspark.report import figures
 from dspark.report.markdown import code, measured, text
 
+_NAMES = {"dspark": "DSpark", "dspark-gated": "DSpark", "dspark-rnn": "DSpark", "dflash": "DFlash"}
 _METRICS = "evidence/evaluate/metrics.json"
 _LOSSLESS = "evidence/evaluate/lossless.json"
 _PARITY = "evidence/parity.json"
@@ -86,7 +87,7 @@ def _head(description: Description) -> str:
     return "\n\n".join(
         [
             f"# {text(description.name)}",
-            f"A DSpark drafter for speculative decoding with {text(target.public_id)}: "
+            f"A {_NAMES.get(drafter.family, drafter.family)} drafter for speculative decoding with {text(target.public_id)}: "
             f"{drafter.parameters:,} parameters in {drafter.dtype}, blocks of gamma = {drafter.gamma} "
             f"tokens{vocabulary}. It belongs to exactly this target and is of no use with another.",
             f"Package {code(description.package_digest)}",
@@ -265,7 +266,7 @@ def _origin(description: Description, lineage: Lineage) -> Iterator[str]:
         "target": f"{text(target.public_id)}, revision {code(target.revision)}",
         "target weights": f"{code(target.weights_digest)}, {target.dtype}, published as {text(published)}",
         "taps": f"outputs of layers {taps}, counted from 0; mask token {drafter.mask_token_id}",
-        "drafter": f"{drafter.markov.type} Markov head of rank {drafter.markov.rank}, "
+        "drafter": f"{_heads(drafter)}, "
         f"recipe {code(description.inputs.recipe.get('name', 'unknown'))}",
         "corpus": f"{text(', '.join(corpus.domains))}; prompts: {_counts(corpus.prompts)}; "
         f"tokens answered by the target itself: {_counts(corpus.tokens)}; {code(corpus.digest)}",
@@ -275,6 +276,14 @@ def _origin(description: Description, lineage: Lineage) -> Iterator[str]:
     }
     yield "\n".join(f"- {name}: {fact}" for name, fact in facts.items())
     yield "The whole evidence lies in `evidence/`, the certificate in `certificate.json`."
+
+
+def _heads(drafter: DrafterPart) -> str:
+    """The heads that were trained."""
+    if drafter.markov.type == "none":
+        return "no sequential head (the checkpoint holds one whose bias is 0, for engines) and no confidence head"
+    confidence = "" if drafter.confidence.enabled else ", no confidence head"
+    return f"{drafter.markov.type} Markov head of rank {drafter.markov.rank}{confidence}"
 
 
 def _beginning(training: dict[str, Any]) -> dict[str, str]:

@@ -109,6 +109,9 @@ def _load_table(entry: CertificateEntry) -> str:
 
 def confidence(report: CalibrationReport, metrics: EvaluationMetrics) -> Iterator[str]:
     """Calibration error before and after, on held-out records and on the evaluation's."""
+    if report.absent is not None:
+        yield f"Nothing was calibrated: {text(report.absent)}. Whole blocks, or fixed parts of them, are verified."
+        return
     yield (
         "Expected calibration error of prefix survival, before and after the temperatures; on conversations that they "
         "were not fitted on, and on the evaluation's prompts."

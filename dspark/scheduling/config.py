@@ -56,7 +56,7 @@ class SchedulerConfig(BaseModel):
 
     schema_: Literal["dspark/scheduler/1"] = Field(default="dspark/scheduler/1", alias="schema")
     gamma: int = Field(ge=1)
-    calibrations: tuple[Temperatures, ...] = Field(min_length=1)
+    calibrations: tuple[Temperatures, ...] = ()  # none: the drafter has no confidence head
     curves: dict[str, CostCurve]  # by serving profile
     additive: dict[str, AdditiveCost] = Field(default_factory=dict)  # likewise; files of before have none
     # Which of the two schedules, by serving profile; the curve where none is named.
@@ -80,6 +80,8 @@ class SchedulerConfig(BaseModel):
         for profile, model in self.cost_models.items():
             if profile not in (self.additive if model == "additive" else self.curves):
                 raise ValueError(f"profile {profile} is to be scheduled by a cost that it does not have: {model}")
+        if not self.calibrations and not self.policy.startswith(("none", "fixed")):
+            raise ValueError(f"policy {self.policy} reads confidences, and there is no calibration of any")
         if self.max_budget is not None and self.max_budget < self.min_budget:
             raise ValueError(f"max_budget {self.max_budget} is below min_budget {self.min_budget}")
         return self
@@ -111,7 +113,7 @@ class SchedulerConfig(BaseModel):
         for calibration in self.calibrations:
             if _key(calibration) == wanted:
                 return calibration
-        known = "; ".join(str(_key(calibration)) for calibration in self.calibrations)
+        known = "; ".join(str(_key(calibration)) for calibration in self.calibrations) or "none"
         raise SettingsError(f"no calibration for {wanted}", f"there are: {known}")
 
     def curve(self, profile: str) -> CostCurve:

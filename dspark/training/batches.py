@@ -46,7 +46,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The batch on another device."""
         moved: dict[str, Any] = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
-        return Batch(**moved)
+        return type(self)(**moved)
 
 
 def make_batch(

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from dspark.training.anchors import response_mask, spaced_anchors
-from dspark.training.batches import Batch, make_batch
+from dspark.training.batches import Batch
 from dspark.training.losses import ROWS, Multiplier, confidence_target
-from dspark.training.objective import TrainingObjective, mean_losses
+from dspark.training.methods import method_of
+from dspark.training.objective import Objective, mean_losses
 from dspark.training.sequences import TrainingSequence
 
 DEV_ANCHORS = 32  # per sequence
@@ -33,7 +34,7 @@ class DevBatch:
 
 def dev_batches(
     sequences: Sequence[TrainingSequence],
-    objective: TrainingObjective,
+    objective: Objective,
     head: Tensor,
     columns: Tensor | None,
     *,
@@ -47,13 +48,13 @@ def dev_batches(
         head: the target's whole LM head, [V, d].
         columns: see `make_batch`.
     """
-    gamma = objective.drafter.config.gamma
+    method = method_of(objective.drafter.config)
     result = []
     for start in range(0, len(sequences), size):
         group = sequences[start : start + size]
         masks = [response_mask(min(len(row.token_ids), max_length), row.prompt_length) for row in group]
         anchors = [spaced_anchors(mask, DEV_ANCHORS) for mask in masks]
-        batch = make_batch(group, anchors, gamma, columns, max_length)
+        batch = method.batch(group, anchors, objective.drafter.config, columns, max_length)
         best = greedy_tokens(batch.targets.target_hidden.to(device), head, low_precision=objective.low_precision)
         result.append(DevBatch(batch, best if columns is None else columns.to(device)[best]))
     return result
@@ -68,7 +69,7 @@ def greedy_tokens(hidden: Tensor, head: Tensor, *, low_precision: bool) -> Tenso
 
 
 @torch.no_grad()
-def dev_sums(objective: TrainingObjective, batches: Sequence[DevBatch], device: torch.device) -> Tensor:
+def dev_sums(objective: Objective, batches: Sequence[DevBatch], device: torch.device) -> Tensor:
     """What an evaluation adds up, float32 [8 + 4 gamma]; the caller sums over ranks, `dev_metrics` reads it."""
     gamma = objective.drafter.config.gamma
     total = torch.zeros(8 + 4 * gamma, device=device)
@@ -89,16 +90,18 @@ def dev_sums(objective: TrainingObjective, batches: Sequence[DevBatch], device: 
         total[5] += match.cumprod(-1).sum()
         total[6] += accept.cumprod(-1).sum()
         total[7] += there[:, 0].sum()
-        error = torch.zeros(gamma, device=device).index_add_(
-            0, batch.targets.slots, (torch.sigmoid(logits) - acceptance).abs()
-        )
+        error = torch.zeros(gamma, device=device)
+        if logits is not None:
+            error.index_add_(0, batch.targets.slots, (torch.sigmoid(logits) - acceptance).abs())
         total[8:] += torch.cat([there.sum(0), match.sum(0), accept.sum(0), error])
     return total
 
 
-def dev_metrics(total: Tensor, gamma: int) -> dict[str, float | list[float]]:
+def dev_metrics(total: Tensor, gamma: int, *, confidence: bool = True) -> dict[str, float | list[float]]:
     """Metrics from summed `dev_sums`.
 
+    Args:
+        confidence: whether there is a confidence head; nothing is said of one that is not there.
     Returns:
         `dev_anchor_tau` (greedy) and `dev_anchor_tau_sampled` (analytic, temperature 1), both with the bonus token; the
         losses; and per position j, given that the text's tokens precede it: `greedy_match`, `acceptance` (1 - L1 / 2)
@@ -107,7 +110,7 @@ def dev_metrics(total: Tensor, gamma: int) -> dict[str, float | list[float]]:
     anchors = max(float(total[7]), 1.0)
     there, match, accept, error = total[8:].cpu().double().view(4, gamma).clone()
     there = there.clamp(min=1)
-    return {
+    found = {
         "dev_anchor_tau": 1 + float(total[5]) / anchors,
         "dev_anchor_tau_sampled": 1 + float(total[6]) / anchors,
         **{f"dev_{name}": value for name, value in mean_losses(total[:5]).items()},
@@ -115,3 +118,4 @@ def dev_metrics(total: Tensor, gamma: int) -> dict[str, float | list[float]]:
         "dev_acceptance": (accept / there).tolist(),
         "dev_confidence_error": (error / there).tolist(),
     }
+    return found if confidence else {key: value for key, value in found.items() if "confidence" not in key}

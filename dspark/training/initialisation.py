@@ -7,7 +7,8 @@ The head's bias is B(u, v) = W2[v] W1[u]. Counting the train responses gives the
 with R(u, v) = log(1 + n(u, v) / (kappa p(v))), zero wherever v never followed u. Channel 0 takes log p(v), the others
 the best approximation of R of that rank, pairs weighted by how often they matter. The base logits start small beside
 it. The backbone then learns what the last token does not tell, instead of first learning frequencies. Heads with a gate
-or a memory start with the same bias: the gate half open everywhere, the memory not yet heard.
+or a memory start with the same bias: the gate half open everywhere, the memory not yet heard. Without a head (DFlash)
+there is nothing to put the counts into: only the base logits start small.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def initialise(
     # A state of unit root mean square times a row of the head has the row's norm as its deviation.
     row_norm = float(drafter.head.float().norm(dim=-1).mean())
     drafter.norm.weight.fill_(min(1.0, LOGIT_DEVIATION / row_norm))
+    if drafter.config.markov_type == "none":
+        return
     previous, following = bigrams(sequences, columns)
     w1, w2 = drafter.markov_head.markov_w1.weight, drafter.markov_head.markov_w2.weight
     frequencies = torch.bincount(following, minlength=len(w2)).double() + UNSEEN

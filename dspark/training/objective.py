@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dspark.config.models import LossSettings
+from dspark.drafters.base import Drafter
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.training.batches import Batch
 from dspark.training.losses import SlotLosses, confidence_loss, distribution_losses
@@ -44,11 +46,36 @@ def mean_losses(sums: Tensor) -> dict[str, float]:
     }
 
 
-class TrainingObjective(nn.Module):
-    """0.1 CE + 0.9 L1 + 1.0 BCE (weights from the settings) on batches of blocks.
+class Objective(nn.Module, ABC):
+    """A drafter with what its training minimises, on batches of its kind's method (`methods.py`).
 
     One module with one forward, so that DistributedDataParallel sees every parameter used.
     """
+
+    drafter: Drafter
+    settings: LossSettings
+    low_precision: bool
+
+    @abstractmethod
+    def denominators(self, batch: Batch) -> Tensor:
+        """Sum of w and sum of w over slots with cross entropy, float32 [2]; all-reduced by the caller."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, denominators: Tensor) -> tuple[Tensor, Sums, SlotLosses, Tensor | None]:
+        """The objective on a batch.
+
+        Args:
+            denominators: float32 [2], of all batches of this step together (all ranks).
+        Returns:
+            the objective (a scalar, of which the ranks' sum is the step's), weighted sums, losses per slot, and
+            confidence logits per slot [M], None without a confidence head.
+        """
+
+
+class TrainingObjective(Objective):
+    """0.1 CE + 0.9 L1 + 1.0 BCE (weights from the settings) on batches of blocks; no BCE without a confidence head."""
+
+    drafter: DSparkDrafter
 
     def __init__(self, drafter: DSparkDrafter, settings: LossSettings, *, low_precision: bool) -> None:
         super().__init__()
@@ -62,23 +89,15 @@ class TrainingObjective(nn.Module):
         weights = batch.targets.weights(self.settings.decay)
         return torch.stack([weights.sum(), self._labelled(batch, weights).sum()])
 
-    def forward(self, batch: Batch, denominators: Tensor) -> tuple[Tensor, Sums, SlotLosses, Tensor]:
-        """The objective on a batch.
-
-        Args:
-            denominators: float32 [2], of all batches of this step together (all ranks).
-        Returns:
-            the objective (a scalar, of which the ranks' sum is the step's), weighted sums, losses per slot, and
-            confidence logits per slot [M].
-        """
+    def forward(self, batch: Batch, denominators: Tensor) -> tuple[Tensor, Sums, SlotLosses, Tensor | None]:
+        """See `Objective`."""
         hidden, embedded, latent = self.states(batch)
-        head = self.drafter.markov_head
         weights = batch.targets.weights(self.settings.decay)
         weight, labelled_weight = denominators.clamp(min=torch.finfo(torch.float32).tiny)
         objective, slots = distribution_losses(
             hidden,
             latent,
-            head.markov_w2.weight,
+            self._markov_w2(),
             self.drafter.head,
             batch.targets,
             cross_entropy_weights=weights * (self.settings.cross_entropy / labelled_weight),
@@ -86,24 +105,36 @@ class TrainingObjective(nn.Module):
             low_precision=self.low_precision,
             soft_labels=self.soft_labels,
         )
-        logits = self.drafter.confidence_head(hidden, embedded)
-        confidence = weights * confidence_loss(logits, slots.l1)
-        objective = objective + self.settings.confidence * confidence.sum() / weight
+        logits: Tensor | None = None
+        confidence = torch.zeros((), device=weights.device)
+        if self.drafter.confidence_head is not None:
+            logits = self.drafter.confidence_head(hidden, embedded)
+            confidence = (weights * confidence_loss(logits, slots.l1)).sum()
+            objective = objective + self.settings.confidence * confidence / weight
         sums = Sums(
             weight=weights.sum(),
             labelled_weight=self._labelled(batch, weights).sum(),
             cross_entropy=(weights * slots.cross_entropy).sum(),
             l1=(weights * slots.l1).sum(),
-            confidence=confidence.detach().sum(),
+            confidence=confidence.detach(),
         )
         return objective, sums, slots, logits
+
+    def _markov_w2(self) -> Tensor:
+        """W2, [Vd, r]; r = 0 without a sequential head."""
+        if self.drafter.config.markov_type == "none":
+            return self.drafter.head.new_zeros(len(self.drafter.head), 0)
+        return self.drafter.markov_head.markov_w2.weight
 
     def _labelled(self, batch: Batch, weights: Tensor) -> Tensor:
         """w of the slots that have cross entropy: all with soft labels, else those whose label can be drafted."""
         return weights if self.soft_labels else weights[batch.targets.labels >= 0]
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the supervised slots: h [M, d], rows of W1 [M, r], and what W2 turns into their bias [M, r]."""
+        """Of the supervised slots: h [M, d], rows of W1 [M, r], and what W2 turns into their bias [M, r].
+
+        Without a sequential head r = 0.
+        """
         drafter = self.drafter
         rows, _, length = batch.visible.shape
         device = batch.features.device

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dspark.config.models import TrainingSettings
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.processor import arithmetic
 
 
@@ -24,7 +24,7 @@ def learning_rate(step: int, settings: TrainingSettings) -> float:
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(settings.steps - warmup, 1)))
 
 
-def make_optimizers(drafter: DSparkDrafter, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
+def make_optimizers(drafter: Drafter, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """What moves the weights: together they hold every parameter once.
 
     Matrices of the backbone decay; norms, biases and the heads do not. With `muon` those matrices take orthogonal steps

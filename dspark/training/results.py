@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import write_training_checkpoint
-from dspark.drafters.dspark import DSparkDrafter
 from dspark.io.atomic import write_text
 from dspark.io.jsonfile import write_model
 
@@ -46,10 +46,10 @@ class DevMetrics(BaseModel):
     dev_anchor_tau_sampled: float
     dev_cross_entropy: float
     dev_l1: float
-    dev_confidence: float
+    dev_confidence: float | None = None  # absent without a confidence head
     dev_greedy_match: list[float]
     dev_acceptance: list[float]
-    dev_confidence_error: list[float]
+    dev_confidence_error: list[float] | None = None  # likewise
 
 
 class TrainMetrics(BaseModel):
@@ -85,7 +85,7 @@ class TrainingResult:
         seconds: spent training, in all attempts.
     """
 
-    drafter: DSparkDrafter
+    drafter: Drafter
     metrics: TrainMetrics
     curves: list[Row]
     seconds: float

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from dspark.config.models import TrainingSettings
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import build_drafter
 from dspark.errors import Interrupted, SettingsError, StageError
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
 from dspark.training.anchors import draw_anchors, response_mask
-from dspark.training.batches import Batch, make_batch
+from dspark.training.batches import Batch
 from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
-from dspark.training.initialisation import initialise
-from dspark.training.objective import TrainingObjective, mean_losses
+from dspark.training.methods import method_of
+from dspark.training.objective import mean_losses
 from dspark.training.optimisation import fast_products, learning_rate, make_optimizers
 from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
 from dspark.training.resume import (
@@ -45,7 +45,7 @@ from dspark.training.resume import (
 from dspark.training.schedule import Schedule
 from dspark.training.sequences import TrainingSequence, token_digest, usable_sequences
 from dspark.training.vocabulary import coverage, draft_columns, select_draft_tokens
-from dspark.training.warm_start import Initial, warm_start
+from dspark.training.warm_start import Initial
 
 
 def train(
@@ -98,8 +98,9 @@ class Trainer:
     ) -> None:
         if settings.initial is not None and initial is None:
             raise ValueError("training.initial names weights, but none were given")
+        self.method = method_of(config)
         if initial is not None:
-            config.require_same(initial.drafter.config, initial.where)
+            self.method.require_startable(config, initial)
         self.initial = initial
         self.config, self.settings, self.work = config, settings, work
         self.train_sequences = usable_sequences(train_sequences, settings.max_length, "train")
@@ -120,14 +121,14 @@ class Trainer:
                 known=None if initial is None else initial.known_tokens,
             )
         self.columns = None if ids is None else draft_columns(ids, config.vocab_size)
-        drafter = DSparkDrafter(config, embedding, head, ids, seed=settings.seed)
+        drafter = build_drafter(config, embedding, head, ids, seed=settings.seed)
         if initial is None:
-            initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
+            self.method.initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
         else:
-            warm_start(drafter, initial, self.train_sequences, self.columns)
+            self.method.warm_start(drafter, initial, self.train_sequences, self.columns)
         self.drafter = drafter.to(self.device)
         self.whole_head = head.detach().to(self.device)
-        self.objective = TrainingObjective(self.drafter, settings.loss, low_precision=self.low_precision)
+        self.objective = self.method.objective(self.drafter, settings.loss, low_precision=self.low_precision)
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.drafter.named_parameters()}
         self.optimizers = make_optimizers(self.drafter, settings)
         self.model: Any = self.accelerator.prepare(self.objective)
@@ -217,6 +218,8 @@ class Trainer:
             + weights.l1 * losses["l1"]
             + weights.confidence * losses["confidence"]
         )
+        if not self.config.confidence:
+            del losses["confidence"]  # an empty cell, not a loss of 0
         return {"step": self.step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
 
     def batch(self, step: int) -> Batch:
@@ -229,11 +232,13 @@ class Trainer:
             key = (self.settings.seed, step, int(index))
             anchors.append(draw_anchors(mask, self.settings.anchors_per_sequence, key))
         sequences = [self.train_sequences[index] for index in chosen]
-        return make_batch(sequences, anchors, self.config.gamma, self.columns, self.settings.max_length).to(self.device)
+        batch = self.method.batch(sequences, anchors, self.config, self.columns, self.settings.max_length)
+        return batch.to(self.device)
 
     def measured(self, dev: list[DevBatch]) -> dict[str, Any]:
         """How the weights do on the dev split as they are."""
-        return dict(dev_metrics(self.summed(dev_sums(self.objective, dev, self.device)), self.config.gamma))
+        total = self.summed(dev_sums(self.objective, dev, self.device))
+        return dict(dev_metrics(total, self.config.gamma, confidence=self.config.confidence))
 
     def evaluate(self, dev: list[DevBatch]) -> Row:
         """Evaluate on the dev split, keep the weights if they are the best so far; returns columns for `curves.csv`."""

@@ -7,6 +7,10 @@ what the responses do, in the terms that the carried-over W1 already has: its bi
 tokens around it, its other channels by least squares on the residuals R of `initialisation.py`,
 
     min over w  sum_u n(u) (w W1[u] - R(u, v))^2 + lambda |w|^2
+
+A drafter without heads can be given them (DFlash into DSpark). The new sequential head then starts with W2 = 0, so that
+the drafts are at first those of the earlier drafter, and its W1 is random, so that W2 learns; the confidence head
+starts as random as ever.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import MARKOV_W2, parameters
+from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.drafters.reduced import read_trainable
 from dspark.errors import IntegrityError
@@ -43,7 +49,7 @@ class Initial:
         where: it was read, for messages.
     """
 
-    drafter: DSparkDrafter
+    drafter: Drafter
     where: str = "the initial weights"
 
     @property
@@ -84,6 +90,22 @@ def read_initial(
     return Initial(read_trainable(folders.pop(), embedding, head, record=record), str(package))
 
 
+def require_startable(config: DrafterConfig, earlier: DrafterConfig, where: str) -> None:
+    """Refuse weights of another architecture, but for heads that the earlier drafter does not have.
+
+    Args:
+        where: the weights were read, for the message.
+    Raises:
+        SettingsError: names every difference.
+    """
+    changes: dict[str, Any] = {}
+    if earlier.markov_type == "none":
+        changes |= {"markov_type": config.markov_type, "markov_rank": config.markov_rank}
+    if not earlier.confidence:
+        changes["confidence"] = config.confidence
+    config.require_same(earlier.model_copy(update=changes), where)
+
+
 @torch.no_grad()
 def warm_start(
     drafter: DSparkDrafter, initial: Initial, sequences: Sequence[TrainingSequence], columns: Tensor | None
@@ -94,12 +116,14 @@ def warm_start(
         sequences: that it will be trained on; they decide the rows of tokens that the earlier one could not propose.
         columns: column of the draft logits of every target id, int64 [V], -1 outside; None: the whole vocabulary.
     Raises:
-        SettingsError: another architecture.
+        SettingsError: see `require_startable`.
     """
-    drafter.config.require_same(initial.drafter.config, initial.where)
+    require_startable(drafter.config, initial.drafter.config, initial.where)
     tensors = parameters(initial.drafter)
     known = initial.known_tokens
-    if columns is not None and known is not None:
+    if drafter.config.markov_type != initial.drafter.config.markov_type:
+        drafter.markov_head.markov_w2.weight.zero_()
+    elif drafter.config.markov_type != "none" and columns is not None and known is not None:
         rows = drafter.markov_head.markov_w2.weight.detach().clone()
         there = columns[known] >= 0
         rows[columns[known[there]]] = tensors[MARKOV_W2][there]
@@ -109,7 +133,7 @@ def warm_start(
             w1 = tensors["markov_head.markov_w1.weight"]
             rows[fresh] = _fitted_rows(w1, rows, fresh, *bigrams(sequences, columns))
         tensors[MARKOV_W2] = rows
-    drafter.load_state_dict(tensors)
+    drafter.load_state_dict(parameters(drafter) | tensors)
 
 
 def _fitted_rows(w1: Tensor, rows: Tensor, fresh: Tensor, previous: Tensor, following: Tensor) -> Tensor:

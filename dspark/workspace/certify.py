@@ -10,7 +10,7 @@ from dspark.config.build import FOLDERS
 from dspark.config.declared import declared_names, read_declared
 from dspark.config.models import CorpusSettings, DomainSpec
 from dspark.corpus.prompts import read_prompts
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.errors import DataError, SettingsError
 from dspark.evaluation.server import ServerCertificate, certify_server
 from dspark.io.digest import digest_file, digest_tree
@@ -90,7 +90,7 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
     return certificate
 
 
-def _drafter(path: Path, target: Target) -> DSparkDrafter:
+def _drafter(path: Path, target: Target) -> Drafter:
     """A drafter from a GGUF file or a checkpoint folder; float32."""
     from dspark.drafters.foreign import load_drafter
     from dspark.export.gguf import load_drafter_gguf

@@ -16,7 +16,7 @@ from dspark.targets.record import TargetRecord
 from dspark.workspace.layout import Workspace
 
 if TYPE_CHECKING:
-    from dspark.drafters.dspark import DSparkDrafter
+    from dspark.drafters.base import Drafter
     from dspark.evaluation.rivals import Champion, RivalDrafter
     from dspark.targets.loading import Target
 
@@ -57,7 +57,7 @@ def rival_drafter(workspace: Workspace, digest: str, record: TargetRecord) -> Ri
 
     folder, manifest = open_rival(workspace, digest, record)
 
-    def load(target: Target) -> DSparkDrafter:
+    def load(target: Target) -> Drafter:
         drafter = read_checkpoint(folder / "drafter", target.embedding, target.head, record=record)
         return drafter.to(target.dtype)
 
@@ -77,7 +77,8 @@ def champion(workspace: Workspace, digest: str, record: TargetRecord, profile: S
     Raises:
         PreflightError: the profile drafts with ONNX Runtime, and the package has no graph for it.
     """
-    from dspark.decoding.drafting import Proposer, TorchProposer
+    from dspark.decoding.drafting import Proposer
+    from dspark.decoding.proposers import torch_proposer
     from dspark.engines.onnxruntime import OnnxProposer
     from dspark.evaluation.rivals import Champion
 
@@ -91,7 +92,7 @@ def champion(workspace: Workspace, digest: str, record: TargetRecord, profile: S
         )
 
     def load(target: Target) -> Proposer:
-        return OnnxProposer(graphs) if profile.draft_backend == "onnxruntime" else TorchProposer(drafter.load(target))
+        return OnnxProposer(graphs) if profile.draft_backend == "onnxruntime" else torch_proposer(drafter.load(target))
 
     scheduler = None
     with suppress(SettingsError):  # no curve of this profile: its users cannot schedule there either

@@ -252,6 +252,41 @@ def test_a_new_domain_is_learnt_from_the_champion_and_nothing_old_is_made_again(
     assert again.code == 0 and {stage["status"] for stage in again.json["stages"]} == {"up to date"}, again.err
 
 
+@pytest.mark.long
+def test_a_drafter_without_heads_goes_through_every_stage(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
+    """Recipe dflash in a copy of the workspace: no confidences anywhere, and whole blocks wherever something serves."""
+    before, _ = tiny
+    shutil.copytree(before.root, tmp_path / "workspace", symlinks=True)
+    sandbox = type(before)(tmp_path / "workspace")
+    sandbox.edit("pipeline/builds/tiny.yaml", lambda text: text + "recipe: dflash\n")
+    done = sandbox.dspark("run", "--target", "tiny", "--no-publish", "--json", timeout=600)
+    assert done.code == 0, done.err
+    statuses = {stage["name"].partition("@")[0]: stage["status"] for stage in done.json["stages"]}
+    corpus = [statuses.pop(stage) for stage in ("prompts", "responses", "features")]
+    assert set(corpus) == {"up to date"} and set(statuses.values()) == {"ran"}  # recipes share corpora and features
+
+    package = sandbox.root / PACKAGE
+    drafter = json.loads((package / "manifest.json").read_text())["drafter"]
+    assert drafter["markov"] == {"type": "none", "rank": 0} and drafter["confidence"]["enabled"] is False
+    calibration = json.loads((package / "scheduler/calibration.json").read_text())
+    assert (calibration["results"], calibration["absent"]) == ([], "the drafter has no confidence head")
+    assert json.loads((package / "scheduler/scheduler.json").read_text())["policy"] == "fixed(4)"
+    metrics = json.loads((package / "evidence/evaluate/metrics.json").read_text())
+    assert set(metrics["throughput"]["arms"]) == {"none", "torch fixed", "onnxruntime fixed"}
+    assert metrics["temperatures"]["0"]["absent"]["confidence"] == "the drafter has no confidence head"
+    lossless = json.loads((package / "evidence/evaluate/lossless.json").read_text())
+    assert lossless["result"] == "pass" and lossless["greedy"]["drafts"] > 0
+    parity = json.loads((package / "evidence/parity.json").read_text())
+    assert {name: one["verdict"] for name, one in parity["dialects"].items()} == dict.fromkeys(
+        ("union", "onnx", "onnx_cached", *(["gguf"] if "gguf" in parity["dialects"] else [])), "equal"
+    )
+    certificate = json.loads((package / "certificate.json").read_text())
+    assert {point["policy"] for entry in certificate["entries"] for point in entry["load"]} == {"none", "fixed"}
+    written = {engine["engine"] for engine in certificate["engines"] if engine["status"] == "written"}
+    assert {"sglang", "vllm", "onnxruntime"} <= written and "tensorrt_llm" not in written
+    assert "A DFlash drafter" in (package / "README.md").read_text()
+
+
 # Stages in which the run is killed: a file that says that something was saved, on which the blow falls, and how much
 # that is at least. `features` and `package` last a fifth of a second: there it falls as they begin, and may find them
 # done.

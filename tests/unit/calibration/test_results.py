@@ -13,6 +13,7 @@ from dspark.calibration import (
     fit_temperatures,
     read_reliability,
     read_report,
+    write_absence,
     write_results,
 )
 from dspark.errors import CalibrationError
@@ -120,3 +121,12 @@ def test_ece_reported_is_that_of_the_half_not_fitted(results, simulate):
     calibration = results[0].calibration
     survival = 1 / (1 + np.exp(-held_out.z[:, 0] / calibration.held_out.temperatures[0]))
     assert calibration.held_out.positions[0].ece_after.value == pytest.approx(ece(survival, held_out.survived[:, 0]))
+
+
+def test_a_drafter_without_confidences_has_no_temperatures_but_a_reason(tmp_path):
+    report = write_absence(tmp_path, 4, "the drafter has no confidence head")
+    assert read_report(tmp_path / "calibration.json") == report
+    assert (report.gamma, report.temperatures, report.absent) == (4, (), "the drafter has no confidence head")
+    assert read_reliability(tmp_path / "reliability.csv") == ()
+    with pytest.raises(ValidationError, match="or it says why there are none"):
+        CalibrationReport(gamma=4)

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dspark.config.declared import Mistakes
+from dspark.config.declared import Mistakes, read_declared
 from dspark.config.layers import Origin, Overlay
+from dspark.config.models import RecipeSpec
 from dspark.config.resolve import build_names, resolve
 from dspark.errors import SettingsError
+
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -450,3 +453,62 @@ def test_a_misspelt_value_is_answered_with_the_one_that_was_meant(root: Path) ->
     assert caught.value.hint == "did you mean 'reference'?"
     with pytest.raises(Mistakes, match=r"calibration\.records: kind must be decoding, server, shards, not 'shard'"):
         resolve(root, target="small", flags=("calibration.records.kind=shard",))
+
+
+HEADLESS = "  markov: {type: none}\n  confidence: false\n"
+
+
+def test_a_drafter_without_heads_is_declared_by_its_recipe_whatever_rank_other_layers_name(root: Path) -> None:
+    write(root, "pipeline/recipes/flat.yaml", f"drafter:\n{HEADLESS}training: {{loss: {{confidence: 0}}}}\n")
+    build_file(root, "target: small\nrecipe: flat\ndrafter: {markov: {rank: 64}}\n")
+    drafter = resolve(root, build="mine").chosen.build.drafter
+    assert (drafter.markov.type, drafter.markov.rank, drafter.confidence, drafter.family) == ("none", 0, False, "dflash")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("drafter: {confidence: false}\n", "training.loss.confidence: 1 weighs a confidence head that the drafter"),
+        ("training: {loss: {confidence: 0}}\n", "training.loss.confidence: 0 leaves the head untrained"),
+        ("drafter: {markov: {type: none}}\n", "a confidence head reads the sequential head"),
+        ("drafter: {markov: {rank: 0}}\n", "a vanilla head has a rank of at least 1"),
+        (
+            f"drafter:\n{HEADLESS}training: {{loss: {{confidence: 0}}}}\n"
+            "calibration: {records: {kind: shards, folder: x, drafter_weights_sha256: '" + "0" * 64 + "', "
+            "target_digest: '" + "0" * 64 + "'}}\n",
+            "calibration.records: shards records are of confidences, the drafter states none",
+        ),
+    ],
+)
+def test_settings_of_heads_that_do_not_go_together_are_mistakes(root: Path, text: str, what: str) -> None:
+    build_file(root, f"target: small\n{text}")
+    with pytest.raises(SettingsError) as refusal:
+        resolve(root, build="mine")
+    assert what in str(refusal.value)
+
+
+def test_a_threshold_is_no_policy_for_a_drafter_without_confidences(root: Path) -> None:
+    write(
+        root,
+        "serving_profiles/cpu.yaml",
+        "engine: llamacpp\naccess: local\ndtype: float16\npolicies: [fixed(2), threshold(0.5)]\n",
+    )
+    build_file(root, f"target: small\ndrafter:\n{HEADLESS}training: {{loss: {{confidence: 0}}}}\n")
+    with pytest.raises(SettingsError, match=r"names threshold\(0\.5\), the drafter has no confidence head"):
+        resolve(root, build="mine")
+
+
+def test_the_recipes_of_the_comparison_differ_in_what_they_are_there_for() -> None:
+    """deepspec.md, section 6: the paper's dflash changes heads and loss; dflash-tv changes the heads alone."""
+    found = {}
+    for name in ("dspark", "dflash", "dflash-tv", "mtp1"):
+        recipe = read_declared(CHECKOUT / "pipeline/recipes", name, RecipeSpec, word="recipe", root=CHECKOUT)
+        loss = recipe.training.loss
+        weights = (loss.cross_entropy, loss.l1, loss.confidence)
+        found[name] = (recipe.drafter.family, recipe.drafter.gamma, recipe.drafter.layers, weights)
+    assert found == {
+        "dspark": ("dspark", 7, 5, (0.1, 0.9, 1.0)),
+        "dflash": ("dflash", 7, 5, (1.0, 0.0, 0.0)),
+        "dflash-tv": ("dflash", 7, 5, (0.1, 0.9, 0.0)),
+        "mtp1": ("dflash", 1, 1, (1.0, 0.0, 0.0)),
+    }

@@ -72,3 +72,14 @@ def test_what_is_no_policy_is_refused(text: str):
 def test_scheduled_needs_a_scheduler():
     with pytest.raises(SettingsError, match="needs a cost curve"):
         parse_policy("scheduled")
+
+
+@pytest.mark.parametrize("policy", ["threshold(0.5)", "scheduled"])
+def test_a_policy_that_reads_confidences_refuses_a_drafter_without_a_head(policy: str):
+    """Unknown confidences are NaN, which compares false: unrefused, a threshold would verify nothing, silently."""
+    curve = CostCurve(sample_batch_tokens=(1, 2), sample_steps_per_second=(1.0, 0.5), max_batch_tokens=8)
+    unknown = np.full((2, 3), np.nan, np.float32)
+    chosen = parse_policy(policy, scheduler=PrefixScheduler(curve, 3))
+    with pytest.raises(SettingsError, match="has no confidence head"):
+        chosen.lengths(unknown)
+    assert Fixed(2).lengths(unknown).tolist() == [2, 2] and NoDrafts().lengths(unknown).tolist() == [0, 0]

@@ -607,3 +607,45 @@ def test_without_a_cost_curve_tensorrt_llm_verifies_whole_blocks_and_says_why(tm
     assert "config-1.4.0rc1.yaml" in launched(tmp_path, files, "tensorrt_llm")["arguments"]
     ran = run_script(tmp_path, files, "tensorrt_llm", DSPARK_TENSORRT_LLM="1.4.0rc4", DSPARK_SCHEDULED="1")
     assert ran.returncode == 2 and "no configuration for confidence scheduling" in ran.stderr
+
+
+def headless(**changes: Any) -> EngineInputs:
+    """Of a drafter without a confidence head, as DFlash is served."""
+    scheduler = inputs().scheduler.model_copy(update={"calibrations": (), "policy": "fixed(3)"})
+    return inputs(drafter=drafter(confidence=False), scheduler=scheduler, **changes)
+
+
+def test_sglang_verifies_whole_blocks_of_a_drafter_without_confidences(tmp_path: Path):
+    """engine-formats.md, 1.5 and 1.6: only mode static starts without that head, and it reads no table."""
+    files = engine_files("sglang", headless())
+    assert sorted(files) == ["engines/sglang/env", "engines/sglang/launch.sh"]
+    call = launched(tmp_path, files, "sglang")
+    assert call["mode"] == "static"
+    arguments = call["arguments"]
+    assert arguments[arguments.index("--speculative-algorithm") + 1] == "DSPARK"
+    assert arguments[arguments.index("--speculative-num-draft-tokens") + 1] == "4"
+    assert not any("sts" in word or "sps" in word for word in arguments)
+    # It needs no measured curve either: there is nothing to schedule.
+    assert engine_files("sglang", headless(profile="")) == files
+
+
+def test_vllm_says_that_it_estimates_what_the_drafter_does_not_state():
+    files = engine_files("vllm", headless())
+    script = said(files["engines/vllm/launch.sh"])
+    assert "this drafter has no confidence head" in script and "bare sigmoid" not in script
+    assert "bare sigmoid" in said(engine_files("vllm", inputs())["engines/vllm/launch.sh"])
+    adaptive = json.loads(files["engines/vllm/speculative_config.adaptive.json"])
+    assert adaptive["enable_adaptive_verification"] is True
+
+
+def test_tensorrt_llm_gets_no_files_of_a_drafter_without_confidences():
+    with pytest.raises(SettingsError, match="not known to load a drafter without a confidence head"):
+        engine_files("tensorrt_llm", headless())
+
+
+def test_llamacpp_is_told_to_leave_the_threshold_of_confidences_alone():
+    script = said(engine_files("llamacpp", headless())["engines/llamacpp/launch.sh"])
+    assert "--spec-draft-p-min stays 0" in script and "threshold(p)" not in script
+    assert "threshold(p) for --spec-draft-p-min p" in said(
+        engine_files("llamacpp", inputs())["engines/llamacpp/launch.sh"]
+    )

@@ -191,3 +191,11 @@ def test_tables_have_one_row_per_position_and_threshold(tmp_path: Path):
     write_sweep_csv(tmp_path / "s.csv", threshold_sweep(chosen, thresholds=[0.0, 0.9]))
     rows = list(csv.DictReader((tmp_path / "s.csv").open()))
     assert [row["acceptance_rate"] for row in rows] == ["0.5", ""]
+
+
+def test_without_a_confidence_head_acceptance_is_measured_and_confidence_is_absent_with_the_reason():
+    one, two = (records(request([2, 0, 3], logits=logits), domains=["math"]) for logits in (np.nan, 1.0))
+    bare, full = (measure_temperature(found, ["math"], "float32") for found in (one, two))
+    assert bare.domains == full.domains and bare.confidence is None
+    assert bare.absent["confidence"] == "the drafter has no confidence head"
+    assert threshold_sweep(one) == [] and threshold_sweep(two)

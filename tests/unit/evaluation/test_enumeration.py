@@ -286,3 +286,10 @@ def test_a_path_that_is_not_possible_weighs_nothing():
     draws = EnumeratingDraws([(1,)])
     assert draws.categorical(torch.tensor([[1.0, 0.0]]), np.arange(1)).item() == 1
     assert draws.weights == [0.0]
+
+
+@pytest.mark.parametrize("draft_token_ids", [None, (1, 3)])
+def test_a_drafter_without_heads_changes_nothing(draft_token_ids: tuple[int, ...] | None):
+    """DFlash: every slot of a block is drawn by itself, so that its q is another one; the law is the target's."""
+    case = enumerate_case("llama", "fixed", vocab=4, draft_token_ids=draft_token_ids, tokens=2, heads=False)
+    assert case.largest_difference < EXACT and case.drafts

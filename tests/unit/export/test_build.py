@@ -311,3 +311,41 @@ def test_a_gguf_file_that_drafts_otherwise_is_refused(
     monkeypatch.setattr(build_module, "load_drafter_gguf", worse)
     with pytest.raises(GateError, match="export gguf: "):
         run(trained, blocks_of(24), tmp_path, target_file=lambda: as_gguf(trained))
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_a_drafter_without_heads_is_exported_and_compared_by_its_tokens(
+    make: Any, blocks_of: Any, tmp_path: Path, gamma: int
+):
+    """A block of one has no mask token in it, so a wrong one is no fault that could show."""
+    made = make(markov_type="none", markov_rank=0, confidence=False, draft_vocab_size=None, gamma=gamma)
+    report = run(made, blocks_of(12), tmp_path, target_file=lambda: as_gguf(made))
+    assert set(report.dialects) == {"union", "gguf"}
+    for result in report.dialects.values():
+        assert (result.verdict, result.compared) == ("equal", ("draft_ids", "draft_logits"))
+    assert set(report.negative_controls) == {"taps shifted by one", "RoPE theta / 10"} | (
+        {"mask token 4"} if gamma > 1 else set()
+    )
+
+
+def test_confidences_on_one_side_alone_are_a_difference(make: Any, blocks_of: Any):
+    made, blocks = make(draft_vocab_size=None), blocks_of(4)
+    reference = draft(made.drafter.float(), blocks)
+    result = compare(reference, replace(reference, confidence=None), "itself")
+    assert result.verdict == "different" and result.differing_blocks == 0
+
+
+def test_the_graphs_of_a_drafter_without_a_confidence_head_have_an_output_less(make: Any):
+    from dspark.export.graphs import StatelessBlock
+    from dspark.export.onnx import _cached_spec, _stateless_example, _stateless_spec
+
+    made = make(markov_type="none", markov_rank=0, confidence=False)
+    config = made.drafter.config
+    outputs = StatelessBlock(made.drafter.float())(*_stateless_example(config))
+    assert [item.name for item in _stateless_spec(config).outputs] == ["draft_ids"] and len(outputs) == 1
+    assert [item.name for item in _cached_spec(config).outputs] == [
+        "draft_ids",
+        "draft_logits",
+        "new_keys",
+        "new_values",
+    ]

@@ -423,7 +423,7 @@ def test_drafters_of_another_kind_are_refused(
     ("dropped", "error", "said"),
     [
         ("markov_w1.weight", DataError, "this is a DFlash drafter, not a DSpark one"),
-        ("conf_proj.bias", DataError, "no confidence head: conf_proj.bias missing"),
+        ("conf_proj.bias", DataError, "half a confidence head: conf_proj.weight alone"),
         ("blk.0.attn_q.weight", IntegrityError, "tensor blk.0.attn_q.weight is missing"),
     ],
 )
@@ -459,3 +459,23 @@ def test_a_confidence_head_stored_like_any_matrix_is_read(foreign: tuple[Any, An
     write_gguf(tmp_path / "d.gguf", file.keys, tensors)
     with pytest.raises(IntegrityError, match=r"output_norm\.weight is F16, it must be F32"):
         load(tmp_path / "d.gguf", target)
+
+
+@pytest.mark.parametrize("vocabulary", [None, 23])
+def test_a_drafter_without_heads_becomes_a_dspark_file_that_drafts_the_same(
+    make: Any, tmp_path: Path, vocabulary: int | None
+):
+    """engine-formats.md, 3.1: has_confidence_head false, no conf_proj, and a Markov head, here of zeros."""
+    headless = {"markov_type": "none", "markov_rank": 0, "confidence": False, "draft_vocab_size": vocabulary}
+    made = make(**headless)
+    path = tmp_path / "drafter.gguf"
+    write_drafter_gguf(path, made.drafter, target_file())
+    file = read_gguf(path)
+    assert file.value("dflash.has_confidence_head") is False
+    assert not any(name.startswith("conf_proj") for name in file.shapes)
+    assert file.shapes["markov_w1.weight"] == (VOCABULARY, 16)
+    assert not file.tensors()["markov_w2.weight"].any()
+    loaded = load_drafter_gguf(path, made.record, made.embedding.float(), made.head.float())
+    assert (loaded.config.markov_type, loaded.config.confidence) == ("vanilla", False)
+    state = loaded.state_dict()
+    assert all(torch.equal(state[name], value.float()) for name, value in made.drafter.state_dict().items())

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from dspark.calibration.assessment import Assessment, PositionAssessment
-from dspark.calibration.results import Calibration, CalibrationReport, PositionFit
+from dspark.calibration.results import Calibration, CalibrationReport, PositionFit, write_absence
 from dspark.config.models import Build, SplitShares
 from dspark.config.models import ServingProfile as Profile
 from dspark.corpus.responses import ResponsesSummary, SplitCounts
@@ -581,3 +581,20 @@ def against_champion() -> AgainstChampion:
 def domain_acceptance(tau: float) -> results.Acceptance:
     whole = domain("training", tau)
     return results.Acceptance(tau=whole.tau, conditional=whole.conditional, marginal=whole.marginal)
+
+
+def without_heads(sources: Sources) -> Sources:
+    """The same build with a drafter that was trained without heads, stored with a neutral sequential one."""
+    config = DrafterConfig.of(sources.record, sources.build.drafter).model_copy(update={"confidence": False})
+    trained = config.model_copy(update={"markov_type": "none", "markov_rank": 0})
+    weights = sources.export / "drafter/model.safetensors"
+    tensors = {name: value for name, value in load_file(weights).items() if "confidence" not in name}
+    tensors["markov_head.markov_w2.weight"] = np.zeros((VOCABULARY, RANK), np.float32)
+    save_file(tensors, weights)
+    digest = digest_file(weights)
+    described = describe(
+        config, sources.record, dialect="union", dtype="float32", weights_sha256=digest, trained=trained
+    )
+    write_json(sources.export / "drafter/config.json", described)
+    write_absence(sources.calibrate, GAMMA, "the drafter has no confidence head")
+    return sources

@@ -10,7 +10,7 @@ import fake_build
 import pytest
 from fake_build import card
 
-from dspark.errors import DataError, DsparkError, StageError
+from dspark.errors import DataError, DsparkError, IntegrityError, StageError
 from dspark.io.digest import digest_tree
 from dspark.package.assemble import assemble
 from dspark.package.verify import verify
@@ -225,3 +225,28 @@ def test_a_report_from_before_additive_costs_makes_a_package_without_them(source
 def test_a_card_that_does_not_name_its_package_is_refused(sources, tmp_path):
     with pytest.raises(DsparkError, match=r"README\.md"):
         assemble(sources, tmp_path / "package", card=lambda folder, description: "# nothing\n")
+
+
+def test_a_drafter_without_heads_is_packaged_with_what_verifies_whole_blocks(sources, tmp_path):
+    manifest = assemble(fake_build.without_heads(sources), tmp_path / "package", card=card)
+    verify(tmp_path / "package")
+    drafter = manifest.drafter
+    assert (drafter.family, drafter.markov.type, drafter.markov.rank) == ("dflash", "none", 0)
+    assert not drafter.confidence.enabled and not drafter.confidence.bias
+    scheduler = read_scheduler(tmp_path / "package/scheduler/scheduler.json")
+    assert (scheduler.calibrations, scheduler.policy) == ((), "fixed(3)")
+    certificate = json.loads((tmp_path / "package/certificate.json").read_text())
+    absent = {engine["engine"]: engine["reason"] for engine in certificate["engines"] if engine["status"] == "absent"}
+    assert "without a confidence head" in absent["tensorrt_llm"]
+    assert sorted(path.name for path in (tmp_path / "package/engines/sglang").iterdir()) == ["env", "launch.sh"]
+
+
+def test_a_manifest_that_names_other_heads_than_were_trained_is_found(sources, tmp_path, reseal):
+    out = tmp_path / "package"
+    assemble(fake_build.without_heads(sources), out, card=card)
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    manifest["drafter"]["markov"] = {"type": "vanilla", "rank": 4}  # as the checkpoint stores it
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    reseal(out)
+    with pytest.raises(IntegrityError, match="markov_type"):
+        verify(out)

@@ -20,6 +20,7 @@ from resealing import reseal
 from dspark.config.gates import GatePolicy, read_gates
 from dspark.errors import DsparkError, IntegrityError
 from dspark.io.jsonfile import read_model
+from dspark.package.assemble import assemble
 from dspark.package.certificate import Certificate
 from dspark.package.layout import RULES
 from dspark.package.monitoring import prometheus_rules, rules_text
@@ -473,3 +474,11 @@ def test_an_engine_in_which_no_champion_was_measured_is_a_shut_gate(package: Pat
     report = judged(package, policy)
     assert refused(report) == {f"throughput, {CPU} at {requests}": "fail" for requests in (1, 4)}
     assert "measured against nothing" in row(report, f"throughput, {CPU} at 1").reason
+
+
+def test_confidences_that_are_not_stated_cannot_be_wrong(policy: GatePolicy, tmp_path: Path):
+    """A drafter without a confidence head is verified in whole blocks: there is nothing that calibration decides."""
+    sources = fake_build.without_heads(fake_build.make(tmp_path / "build", rivals=True))
+    assemble(sources, tmp_path / "package", card=fake_build.card)
+    found = [one for one in judged(tmp_path / "package", policy).rows if one.gate.startswith("calibration")]
+    assert [(one.gate, one.verdict) for one in found] == [("calibration", "pass")]

@@ -69,3 +69,8 @@ def test_what_was_not_measured_is_refused(tmp_path):
         predict(LOGITS[:, :2])
     with pytest.raises(CalibrationError, match="NaN"):
         predict(np.full((1, 3), np.nan))
+
+
+def test_whole_blocks_are_verified_of_a_drafter_without_confidences(tmp_path):
+    predict = model(tmp_path, calibrations=(), policy="fixed(3)")
+    assert predict(np.full((2, 3), np.nan, np.float32)).tolist() == [3, 3]

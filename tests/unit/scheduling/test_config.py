@@ -145,3 +145,13 @@ def test_additive_costs_are_kept_beside_the_curves_and_a_file_from_before_has_no
     del value["additive"], value["cost_models"]
     path.write_text(json.dumps(value))
     assert read_scheduler(path) == config()
+
+
+def test_without_confidences_only_fixed_policies_stand_in_a_scheduler():
+    fixed = SchedulerConfig(gamma=3, curves={}, policy="fixed(3)")
+    with pytest.raises(SettingsError, match="no calibration for temperature 0") as refusal:
+        fixed.calibration(0.0)
+    assert refusal.value.hint == "there are: none"
+    for policy in ("scheduled", "threshold(0.5)"):
+        with pytest.raises(ValidationError, match="reads confidences, and there is no calibration"):
+            SchedulerConfig(gamma=3, curves={}, policy=policy)
