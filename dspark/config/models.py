@@ -241,7 +241,7 @@ class DrafterSettings(Settings):
 
 
 def drafter_family(kind: DrafterKind, markov: MarkovType) -> str:
-    """What papers call such a drafter: `dspark`, `dspark-gated`, `dspark-rnn`, or `dflash` without a sequential head."""
+    """What papers call such a drafter: `dspark`, `dspark-gated`, `dspark-rnn`, `dflash` without a sequential head."""
     if kind != "dspark" or markov == "vanilla":
         return kind
     return "dflash" if markov == "none" else f"{kind}-{markov}"

@@ -37,7 +37,8 @@ def attend(
     group = heads // kv
     # [B, kv, N, group * K, hd]: a kv head's group of query heads lies together, block by block.
     grouped = (queries * scale).view(batch, kv, group, blocks, slots, size).transpose(2, 3)
-    grouped = grouped.reshape(batch, kv, blocks, group * slots, size)
+    # With blocks of one slot the reshape alone would not lay it out anew, and what follows takes views.
+    grouped = grouped.reshape(batch, kv, blocks, group * slots, size).contiguous()
     if torch.is_grad_enabled() and queries.requires_grad:
         mixed = fused.attend(grouped, context_keys, context_values, block_keys, block_values, ~visible)
     else:

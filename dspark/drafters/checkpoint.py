@@ -7,9 +7,9 @@ out (engines share the target's). With a reduced draft vocabulary
 - the union dialect has the whole vocabulary, which every engine loads: rows of W2 for the other tokens are zero but for
   channel 0, which is the constant 1 in every row of W1 (`heads.py`), so that their logits sink by 1000.
 
-Engines know DSpark, and DFlash only with other slots: a drafter without a sequential head (DFlash as DeepSpec trains it)
-is stored in the union with a neutral one, W2 = 0, which changes no draft and which every engine that reads DSpark loads
-(`served_form`). The key `dspark` of `config.json` says that there was none.
+Engines know DSpark, and DFlash only with other slots: a drafter without a sequential head (DFlash as DeepSpec trains
+it) is stored in the union with a neutral one, W2 = 0, which changes no draft and which every engine that reads DSpark
+loads (`served_form`). The key `dspark` of `config.json` says that there was none.
 
 DeepSpec's dialect is the union with the target's embedding and head beside it, which its evaluator wants; engines must
 not be given it (engine-formats.md, section 0).
@@ -152,9 +152,7 @@ def union_tensors(drafter: Drafter) -> dict[str, Tensor]:
     return tensors
 
 
-def read_checkpoint(
-    folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None
-) -> Drafter:
+def read_checkpoint(folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None) -> Drafter:
     """Read any dialect on the target's embedding and head, [V, d].
 
     All but the training dialect give a drafter with the whole vocabulary, as an engine would see it.

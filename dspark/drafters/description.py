@@ -158,7 +158,7 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
 
 
 def trained_config(value: Any, where: str) -> DrafterConfig:
-    """The config as the drafter was trained: the union dialect tells us alone of a reduced vocabulary or a missing head.
+    """The config as it was trained: the union dialect tells us alone of a reduced vocabulary or a missing head.
 
     Raises:
         IntegrityError: as `read_description`.

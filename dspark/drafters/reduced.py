@@ -1,8 +1,8 @@
 """A reduced draft vocabulary and a missing sequential head, taken back out of the checkpoint that engines load.
 
 The union dialect stores such a drafter with the whole vocabulary (`checkpoint.py`). Which rows are its own is written
-in the rows themselves: those of all other tokens are zero but for channel 0, which keeps them out of reach. A sequential
-head that stands for none has rows of zeros alone.
+in the rows themselves: those of all other tokens are zero but for channel 0, which keeps them out of reach. A
+sequential head that stands for none has rows of zeros alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from dspark.drafters.checkpoint import CONFIG, MARKOV_W1, MARKOV_W2, UNREACHABLE, parameters, read_checkpoint
 from dspark.drafters.base import Drafter
+from dspark.drafters.checkpoint import CONFIG, MARKOV_W1, MARKOV_W2, UNREACHABLE, parameters, read_checkpoint
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.description import trained_config
 from dspark.drafters.kinds import build_drafter, require_dspark
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
 
-def read_trainable(
-    folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None
-) -> Drafter:
+def read_trainable(folder: Path, embedding: Tensor, head: Tensor, *, record: TargetRecord | None = None) -> Drafter:
     """Read any dialect as it was trained: with its own draft vocabulary, in float32.
 
     Args:

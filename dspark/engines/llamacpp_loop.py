@@ -11,19 +11,17 @@ from collections.abc import Sequence
 
 import torch
 
-from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.draws import CounterDraws
 from dspark.decoding.loop import Batch
 from dspark.decoding.policies import Fixed
+from dspark.decoding.proposers import torch_proposer
 from dspark.drafters.base import Drafter
 from dspark.engines.replay import ExpectedRequest
 from dspark.targets.loading import Target
 
 
 @torch.inference_mode()
-def expected_request(
-    target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int
-) -> ExpectedRequest:
+def expected_request(target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int) -> ExpectedRequest:
     """Decode a prompt greedily with whole blocks, and cut them at the limit as llama.cpp does.
 
     An end-of-sequence token ends nothing here, so that the caller cuts between blocks (`until`).

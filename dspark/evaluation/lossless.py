@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dspark.decoding.cache import SlotCache
-from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.loop import decode
 from dspark.decoding.policies import Logits, Policy, parse_policy
 from dspark.decoding.prefixes import Counts
+from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.records import Decoded
 from dspark.errors import SettingsError
 from dspark.evaluation.enumeration import EnumeratingDraws, enumerate_law, largest_difference, target_law

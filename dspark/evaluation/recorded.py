@@ -15,8 +15,8 @@ import torch
 from dspark.calibration.records import Records
 from dspark.config.models import CalibrationSettings, DType, ShardRecords
 from dspark.corpus.prompts import PreparedPrompt
-from dspark.drafters.checkpoint import write_union
 from dspark.drafters.base import Drafter
+from dspark.drafters.checkpoint import write_union
 from dspark.engines.replay import replay
 from dspark.engines.sglang_client import SGLangClient
 from dspark.engines.sglang_records import RecordedRequest, record_requests, records_of

@@ -168,7 +168,8 @@ def _stored(
     head: Tensor,
 ) -> Comparison:
     """Compare what a reader of a checkpoint would load with the drafter in the stored dtype."""
-    reloaded = require_dspark(read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record), "this export").float()
+    found = read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record)
+    reloaded = require_dspark(found, "this export").float()
     stored = draft(rounded(exact, getattr(torch, settings.dtype)), blocks)
     return compare(
         stored, draft(reloaded, blocks), f"the trained drafter in torch, weights rounded to {settings.dtype}, float32"

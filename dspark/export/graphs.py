@@ -74,9 +74,9 @@ class CachedBlock(nn.Module):
             temperature: of each row, float32 [B]; 0: the most likely tokens, whatever the noise.
             noise: independent standard Gumbel numbers, float32 [B, gamma, Vd]; never used twice.
         Returns:
-            draft token ids, int64 [B, gamma]; with a confidence head, its logits, float32 [B, gamma]; the logits that the
-            tokens were drawn from, float32 [B, gamma, Vd]; keys and values of the Q new positions, [layers, B, kv, Q, hd], for the
-            caller to store behind the past.
+            draft token ids, int64 [B, gamma]; with a confidence head, its logits, float32 [B, gamma]; the logits that
+            the tokens were drawn from, float32 [B, gamma, Vd]; keys and values of the Q new positions, [layers, B, kv,
+            Q, hd], for the caller to store behind the past.
         """
         drafter = self.drafter
         layers = range(drafter.config.layers)

@@ -87,7 +87,8 @@ def _head(description: Description) -> str:
     return "\n\n".join(
         [
             f"# {text(description.name)}",
-            f"A {_NAMES.get(drafter.family, drafter.family)} drafter for speculative decoding with {text(target.public_id)}: "
+            f"A {_NAMES.get(drafter.family, drafter.family)} drafter for speculative "
+            f"decoding with {text(target.public_id)}: "
             f"{drafter.parameters:,} parameters in {drafter.dtype}, blocks of gamma = {drafter.gamma} "
             f"tokens{vocabulary}. It belongs to exactly this target and is of no use with another.",
             f"Package {code(description.package_digest)}",
@@ -266,8 +267,7 @@ def _origin(description: Description, lineage: Lineage) -> Iterator[str]:
         "target": f"{text(target.public_id)}, revision {code(target.revision)}",
         "target weights": f"{code(target.weights_digest)}, {target.dtype}, published as {text(published)}",
         "taps": f"outputs of layers {taps}, counted from 0; mask token {drafter.mask_token_id}",
-        "drafter": f"{_heads(drafter)}, "
-        f"recipe {code(description.inputs.recipe.get('name', 'unknown'))}",
+        "drafter": f"{_heads(drafter)}, recipe {code(description.inputs.recipe.get('name', 'unknown'))}",
         "corpus": f"{text(', '.join(corpus.domains))}; prompts: {_counts(corpus.prompts)}; "
         f"tokens answered by the target itself: {_counts(corpus.tokens)}; {code(corpus.digest)}",
         **_beginning(description.inputs.recipe.get("training", {})),

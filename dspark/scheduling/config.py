@@ -81,7 +81,7 @@ class SchedulerConfig(BaseModel):
             if profile not in (self.additive if model == "additive" else self.curves):
                 raise ValueError(f"profile {profile} is to be scheduled by a cost that it does not have: {model}")
         if not self.calibrations and not self.policy.startswith(("none", "fixed")):
-            raise ValueError(f"policy {self.policy} reads confidences, and there is no calibration of any")
+            raise ValueError(f"calibrations: there are none, and policy {self.policy} goes by them")
         if self.max_budget is not None and self.max_budget < self.min_budget:
             raise ValueError(f"max_budget {self.max_budget} is below min_budget {self.min_budget}")
         return self

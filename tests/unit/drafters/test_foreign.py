@@ -96,11 +96,26 @@ def test_prefixes_and_the_targets_own_matrices_are_passed_over(pair: tuple[Any, 
     assert torch.equal(loaded.head, target.head) and torch.equal(loaded.embedding, target.embedding)
 
 
-def test_a_drafter_without_a_confidence_head_gets_one_that_says_nothing(pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_drafter_without_a_confidence_head_states_no_confidence(pair: tuple[Any, Any], tmp_path: Path) -> None:
     target, drafter = pair
     tensors = {name: t for name, t in drafter.state_dict().items() if not name.startswith("confidence_head")}
     loaded = load(write(tmp_path / "d", flat(drafter), tensors), target)
-    assert not loaded.confidence_logits(torch.randn(2, 32), torch.tensor([3, 4])).any()
+    assert loaded.confidence_logits(torch.randn(2, 32), torch.tensor([3, 4])) is None
+    assert loaded.config == drafter.config.model_copy(update={"confidence": False})
+
+
+def test_deepspec_s_dflash_is_read_without_heads(tmp_path: Path) -> None:
+    """deepspec.md, 4.2: rank 0, no type; a layout without any rank is z-lab's, whose first slot drafts nothing."""
+    target = tiny_target(24, spread=0.4, seed=3)
+    drafter = tiny_drafter(target, 4, heads=False)
+    value = {key: inner for key, inner in flat(drafter).items() if key not in ("markov_head_type",)}
+    value["enable_confidence_head"] = False
+    loaded = load(write(tmp_path / "d", value, drafter.state_dict()), target)
+    assert loaded.config == drafter.config
+    assert all(torch.equal(tensor, drafter.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    del value["markov_rank"]
+    with pytest.raises(DataError, match="'markov_rank' is missing"):
+        load(write(tmp_path / "z", value, drafter.state_dict()), target)
 
 
 @pytest.mark.parametrize("kind", ["gated", "rnn"])

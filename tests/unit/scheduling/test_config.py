@@ -153,5 +153,5 @@ def test_without_confidences_only_fixed_policies_stand_in_a_scheduler():
         fixed.calibration(0.0)
     assert refusal.value.hint == "there are: none"
     for policy in ("scheduled", "threshold(0.5)"):
-        with pytest.raises(ValidationError, match="reads confidences, and there is no calibration"):
+        with pytest.raises(ValidationError, match="calibrations: there are none, and policy"):
             SchedulerConfig(gamma=3, curves={}, policy=policy)
