@@ -19,6 +19,7 @@ from dspark.decoding.draws import Draws, Rows
 from dspark.decoding.prefixes import Counts
 
 if TYPE_CHECKING:
+    from dspark.drafters.base import Drafter
     from dspark.drafters.cache import ContextCache
     from dspark.drafters.dspark import DSparkDrafter
 
@@ -56,12 +57,13 @@ class Proposer(Protocol):
         """Forget everything; make room for `batch` rows of `max_length` positions."""
         ...
 
-    def extend(self, features: Tensor, counts: Counts) -> None:
+    def extend(self, features: Tensor, counts: Counts, token_ids: Tensor) -> None:
         """Add target features after each row's context.
 
         Args:
             features: [B, Q, taps * d]; positions from `counts[b]` on belong to rejected or padded tokens.
             counts: how many of the Q positions row b keeps, [B].
+            token_ids: what stands at the Q positions, int64 [B, Q]; drafters that read pairs of both need it.
         """
         ...
 
@@ -72,6 +74,51 @@ class Proposer(Protocol):
     def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
         """Draft one block per row after `anchors` [B], which stand right after each row's context."""
         ...
+
+
+class Drawn:
+    """The tokens of a block as they are drawn, slot by slot: arg maxima, or from the distributions that are handed on.
+
+    Args:
+        drafter: whose columns they are.
+        temperature: of the target, 0: arg max.
+        precision: of the distributions.
+        draws, requests: see `Proposer`.
+    """
+
+    def __init__(
+        self, drafter: Drafter, temperature: float, precision: torch.dtype, draws: Draws, requests: Rows
+    ) -> None:
+        self._drafter, self._temperature, self._precision = drafter, temperature, precision
+        self._draws, self._requests = draws, requests
+        self._tokens: list[Tensor] = []
+        self._indices: list[Tensor] = []
+        self._probs: list[Tensor] = []
+
+    def next(self, logits: Tensor) -> Tensor:
+        """The token of the next slot, target ids [B], from draft logits [B, Vd]."""
+        if self._temperature == 0:
+            index = logits.argmax(-1)
+        else:
+            self._probs.append(distribution(logits, self._temperature, self._precision))
+            index = self._draws.categorical(self._probs[-1], self._requests)
+            self._indices.append(index)
+        self._tokens.append(self._drafter.to_target_ids(index))
+        return self._tokens[-1]
+
+    def proposal(self, confidence_logits: Tensor | None) -> Proposal:
+        """The block that was drawn."""
+        drafted = torch.stack(self._tokens, 1)
+        if self._temperature == 0:
+            return Proposal(drafted, confidence_logits)
+        reduced = self._drafter.config.draft_vocab_size is not None
+        return Proposal(
+            drafted,
+            confidence_logits,
+            probs=torch.stack(self._probs, 1),
+            indices=torch.stack(self._indices, 1),
+            token_ids=self._drafter.draft_token_ids if reduced else None,
+        )
 
 
 class TorchProposer:
@@ -96,8 +143,8 @@ class TorchProposer:
         """See `Proposer`."""
         self._cache = self.drafter.new_cache(batch, max_length)
 
-    def extend(self, features: Tensor, counts: Counts) -> None:
-        """See `Proposer`."""
+    def extend(self, features: Tensor, counts: Counts, token_ids: Tensor | None = None) -> None:
+        """See `Proposer`; a block reads features alone."""
         self.drafter.extend(self._context, features, torch.from_numpy(counts).to(features.device))
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -109,31 +156,12 @@ class TorchProposer:
         drafter = self.drafter
         hidden = drafter.block_from_cache(anchors, self._context)  # [B, gamma, d]
         base = drafter.base_logits(hidden)  # [B, gamma, Vd]
-        chain, previous = drafter.chain(), anchors
-        before, tokens, indices, probs = [], [], [], []
+        drawn = Drawn(drafter, temperature, self.precision, draws, requests)
+        chain, previous, before = drafter.chain(), anchors, []
         for position in range(base.shape[1]):
             before.append(previous)
-            logits = base[:, position] + chain.bias(previous, hidden[:, position])
-            if temperature == 0:
-                index = logits.argmax(-1)
-            else:
-                probs.append(distribution(logits, temperature, self.precision))
-                index = draws.categorical(probs[-1], requests)
-                indices.append(index)
-            previous = drafter.to_target_ids(index)
-            tokens.append(previous)
-        confidence = drafter.confidence_logits(hidden, torch.stack(before, 1))
-        drafted = torch.stack(tokens, 1)
-        if temperature == 0:
-            return Proposal(drafted, confidence)
-        reduced = drafter.config.draft_vocab_size is not None
-        return Proposal(
-            drafted,
-            confidence,
-            probs=torch.stack(probs, 1),
-            indices=torch.stack(indices, 1),
-            token_ids=drafter.draft_token_ids if reduced else None,
-        )
+            previous = drawn.next(base[:, position] + chain.bias(previous, hidden[:, position]))
+        return drawn.proposal(drafter.confidence_logits(hidden, torch.stack(before, 1)))
 
     @property
     def _context(self) -> ContextCache:

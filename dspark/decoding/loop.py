@@ -153,13 +153,14 @@ class Batch:
         ids = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
         for row, prompt in enumerate(self._prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
-        taps, last_hidden = self._run(ids.to(self.target.device))
+        ids = ids.to(self.target.device)
+        taps, last_hidden = self._run(ids)
         self._cache.advance(lengths)
         ends = torch.from_numpy(lengths - 1).to(last_hidden.device)
         ends = last_hidden[torch.arange(len(lengths), device=ends.device), ends]
         _, self._anchors = self._accept(self.target.logits(ends)[:, None], None, np.zeros_like(lengths))
         if self.proposer is not None:
-            self.proposer.extend(taps, lengths)
+            self.proposer.extend(taps, lengths, ids)
         first = self._anchors.tolist()
         seconds = time.perf_counter() - started
         for history, token in zip(self._histories, first, strict=True):
@@ -183,7 +184,7 @@ class Batch:
         following = self._anchors.tolist()
         verified = time.perf_counter()
         if self.proposer is not None:
-            self.proposer.extend(taps, kept)
+            self.proposer.extend(taps, kept, ids)
         extended = time.perf_counter()
         timing = Timing(proposed - started + extended - verified, verified - proposed, len(following))
         drafted = [[] for _ in following] if proposal is None else proposal.tokens.tolist()

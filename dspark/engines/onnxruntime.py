@@ -71,7 +71,7 @@ class OnnxProposer:
         self._lengths = np.zeros(batch, np.int64)
         self._pending = None
 
-    def extend(self, features: Tensor, counts: Counts) -> None:
+    def extend(self, features: Tensor, counts: Counts, token_ids: Tensor | None = None) -> None:
         """See `Proposer`. The features wait for the next block: one run of the graph does both.
 
         Raises:

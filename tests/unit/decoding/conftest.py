@@ -28,9 +28,10 @@ class ScriptedProposer:
         self.began.append((batch, max_length))
         self.lengths = np.zeros(batch, np.int64)
 
-    def extend(self, features: Tensor, counts: np.ndarray) -> None:
+    def extend(self, features: Tensor, counts: np.ndarray, token_ids: Tensor) -> None:
         assert features.shape[0] == len(counts) == len(self.lengths)
         assert (counts <= features.shape[1]).all()
+        assert token_ids.shape == features.shape[:2]
         self.lengths = self.lengths + counts
 
     def keep(self, rows: Sequence[int]) -> None:
