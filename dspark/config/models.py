@@ -191,7 +191,7 @@ class CorpusSettings(Settings):
 # ---------------------------------------------------------------- recipe
 
 
-DrafterKind = Literal["dspark"]  # of network: what is learned, how it is trained and how it drafts
+DrafterKind = Literal["dspark", "eagle3"]  # of network: what is learned, how it is trained and how it drafts
 MarkovType = Literal["none", "vanilla", "gated", "rnn"]
 
 
@@ -232,6 +232,8 @@ class DrafterSettings(Settings):
     def _heads_fit(self) -> DrafterSettings:
         if self.confidence and self.markov.type == "none":
             raise ValueError("a confidence head reads the sequential head: without one, set confidence to false")
+        if problems := misfits(self.kind, self.layers, self.markov.type, self.draft_vocab_size):
+            raise ValueError("; ".join(problems))
         return self
 
     @property
@@ -240,8 +242,22 @@ class DrafterSettings(Settings):
         return drafter_family(self.kind, self.markov.type)
 
 
+def misfits(kind: DrafterKind, layers: int, markov: MarkovType, draft_vocab_size: int | None) -> list[str]:
+    """What a kind of drafter does not have; empty if it has everything that is asked of it."""
+    if kind == "dspark":
+        return []
+    problems = []
+    if layers != 1:
+        problems.append(f"a drafter of kind {kind} has one layer, layers is {layers}")
+    if markov != "none":
+        problems.append(f"a drafter of kind {kind} has no sequential head: set markov.type to none")
+    if draft_vocab_size is not None:
+        problems.append(f"a drafter of kind {kind} has the whole vocabulary: leave draft_vocab_size out")
+    return problems
+
+
 def drafter_family(kind: DrafterKind, markov: MarkovType) -> str:
-    """What papers call such a drafter: `dspark`, `dspark-gated`, `dspark-rnn`, `dflash` without a sequential head."""
+    """What papers call it: `dspark`, `dspark-gated`, `dspark-rnn`, `dflash` (without a sequential head), `eagle3`."""
     if kind != "dspark" or markov == "vanilla":
         return kind
     return "dflash" if markov == "none" else f"{kind}-{markov}"

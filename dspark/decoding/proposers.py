@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping
 import torch
 
 from dspark.config.models import DrafterKind
+from dspark.decoding.chains import ChainProposer
 from dspark.decoding.drafting import Proposer, TorchProposer
 from dspark.drafters.base import Drafter
-from dspark.drafters.kinds import require_dspark
+from dspark.drafters.kinds import require_dspark, require_eagle3
 
 
 def _blocks(drafter: Drafter, precision: torch.dtype) -> Proposer:
     return TorchProposer(require_dspark(drafter, "drafting of blocks"), precision)
 
 
-PROPOSERS: Mapping[DrafterKind, Callable[[Drafter, torch.dtype], Proposer]] = {"dspark": _blocks}
+def _chains(drafter: Drafter, precision: torch.dtype) -> Proposer:
+    return ChainProposer(require_eagle3(drafter, "drafting of chains"), precision)
+
+
+PROPOSERS: Mapping[DrafterKind, Callable[[Drafter, torch.dtype], Proposer]] = {"dspark": _blocks, "eagle3": _chains}
 
 
 def torch_proposer(drafter: Drafter, precision: torch.dtype = torch.float32) -> Proposer:

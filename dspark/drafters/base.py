@@ -13,6 +13,8 @@ from torch.nn import functional
 from dspark.drafters.config import DrafterConfig
 from dspark.errors import SettingsError
 
+INITIAL_STD = 0.02  # of every weight matrix, as in transformers' Qwen3
+
 
 class Drafter(nn.Module):
     """A drafter on a frozen target's embedding and LM head. Its parameters are what is trained and stored.
@@ -55,6 +57,17 @@ class Drafter(nn.Module):
     def to_target_ids(self, draft_index: Tensor) -> Tensor:
         """Target ids of columns of the draft logits."""
         return draft_index if self.config.draft_vocab_size is None else self.draft_token_ids[draft_index]
+
+
+@torch.no_grad()
+def randomise(drafter: Drafter, seed: int) -> None:
+    """Random matrices, from the seed; biases 0; norms stay as they were made."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in drafter.named_parameters():
+        if name.endswith(".bias"):
+            parameter.zero_()
+        elif parameter.dim() > 1:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * INITIAL_STD)
 
 
 def _check_shapes(config: DrafterConfig, embedding: Tensor, head: Tensor) -> None:

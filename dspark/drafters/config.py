@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dspark.config.models import DrafterKind, DrafterSettings, MarkovType, drafter_family
+from dspark.config.models import DrafterKind, DrafterSettings, MarkovType, drafter_family, misfits
 from dspark.errors import DataError, SettingsError
 from dspark.io.jsonfile import validation_text
 
@@ -26,7 +26,7 @@ class DrafterConfig(BaseModel):
 
     Attributes:
         kind: of network.
-        gamma: block size: inputs of a block (anchor and masks) and drafted tokens.
+        gamma: block size: drafted tokens; of kind dspark also the inputs of a block (anchor and masks).
         layers: draft layers.
         taps: 0-based target layers whose *output* feeds the drafter, ascending; never the last one.
         rope: the target's `rope_parameters` (with `rope_type` and `rope_theta`).
@@ -85,6 +85,8 @@ class DrafterConfig(BaseModel):
         if self.draft_vocab_size is not None and self.markov_type in ("gated", "rnn"):
             # What keeps other tokens out of the checkpoints that engines load is a channel that no gate may touch.
             raise ValueError(f"draft_vocab_size goes with a vanilla Markov head alone, not with {self.markov_type!r}")
+        if problems := misfits(self.kind, self.layers, self.markov_type, self.draft_vocab_size):
+            raise ValueError("; ".join(problems))
         _check_rope(self.rope)
         return self
 

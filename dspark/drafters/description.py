@@ -5,6 +5,8 @@ Flat Qwen3 and DeepSpec fields for SGLang, vLLM and llama.cpp's converter, and t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import ValidationError
@@ -16,15 +18,53 @@ from dspark.io.jsonfile import validation_text
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
-ARCHITECTURE = "Qwen3DSparkModel"  # what consumers dispatch on, whatever the target's family: the layers are Qwen3's
 Dialect = Literal["training", "union", "deepspec"]
 
-# Readers disagree on every one of these defaults, so they are always written, and anything else is refused.
-FIXED: dict[str, Any] = {
-    "sample_from_anchor": True,
-    "is_causal": False,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
+
+@dataclass(frozen=True)
+class _Form:
+    """How consumers call drafters of a kind and what they have to be told of all of them.
+
+    Attributes:
+        architecture: what engines dispatch on, whatever the target's family: the layers are Qwen3's.
+        evaluated: the architecture that DeepSpec's evaluator dispatches on.
+        algorithm: the kind as speculators calls it.
+        inputs: the key of the taps as layer inputs, indices into hidden_states.
+        fixed: fields of which readers disagree on the defaults: always written, and anything else is refused.
+    """
+
+    architecture: str
+    evaluated: str
+    algorithm: str
+    inputs: str
+    fixed: Mapping[str, Any]
+
+
+_COMMON = {"tie_word_embeddings": False, "hidden_act": "silu"}
+_FORMS: Mapping[str, _Form] = {
+    "dspark": _Form(
+        architecture="Qwen3DSparkModel",
+        evaluated="Qwen3DSparkModel",
+        algorithm="dspark",
+        inputs="aux_hidden_state_layer_ids",
+        fixed={**_COMMON, "sample_from_anchor": True, "is_causal": False, "sliding_window_non_causal": False},
+    ),
+    "eagle3": _Form(
+        architecture="Eagle3Qwen3ForCausalLM",
+        evaluated="Qwen3Eagle3Model",
+        algorithm="eagle3",
+        inputs="eagle_aux_hidden_state_layer_ids",
+        # A chain is causal. The state is added and handed on un-normed, and nothing is normed before `fc`.
+        fixed={
+            **_COMMON,
+            "is_causal": True,
+            "norm_before_residual": False,
+            "norm_before_fc": False,
+            "fc_norm": False,
+            "norm_output": False,
+            "embed_requires_grad": False,
+        },
+    ),
 }
 
 
@@ -48,10 +88,10 @@ def describe(
         dtype: of the stored weights.
         trained: what was trained, where that is stored in another form; None: `config`.
     """
-    trained = trained or config
+    trained, form = trained or config, _FORMS[config.kind]
     layers = _layer_fields(config)
     speculative = {
-        "algorithm": "dspark",
+        "algorithm": form.algorithm,
         "default_proposal_method": "greedy",
         "proposal_methods": [
             {
@@ -66,21 +106,21 @@ def describe(
     }
     return {
         **layers,
-        **FIXED,
+        **form.fixed,
         "has_embed_tokens": dialect == "deepspec",
-        "architectures": [ARCHITECTURE],
+        "architectures": [form.evaluated if dialect == "deepspec" else form.architecture],
         "dtype": dtype,
         "eos_token_id": list(record.eos_token_ids),
         "block_size": config.gamma,
         "mask_token_id": config.mask_token_id,
         "num_target_layers": config.num_target_layers,
         "target_layer_ids": list(config.taps),  # 0-based layers, their outputs
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],  # indices into hidden_states, embedding first
+        form.inputs: [tap + 1 for tap in config.taps],  # indices into hidden_states, embedding first
         "target_hidden_size": config.hidden_size,
         **_head_fields(config),
+        **(_chain_fields(config, dialect) if config.kind == "eagle3" else {}),
         "draft_vocab_size": config.proposed_vocab_size if dialect == "training" else config.vocab_size,
-        "sliding_window_non_causal": False,
-        "speculators_model_type": "dspark",
+        "speculators_model_type": form.algorithm,
         "speculators_version": "0.9.0",
         "speculators_config": speculative,
         "transformer_layer_config": layers,
@@ -112,21 +152,26 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
     own = value.get("dspark")
     if not isinstance(own, dict) or own.get("dialect") not in get_args(Dialect):
         raise IntegrityError(f"{where}: not written by dspark (no valid 'dspark' entry)")
+    kind = own.get("kind", "dspark")  # files of before name none
+    if not isinstance(kind, str) or kind not in _FORMS:
+        raise IntegrityError(f"{where}: a drafter of kind {kind!r}, which this version does not know")
+    form = _FORMS[kind]
     stored = own["dialect"] == "deepspec"
-    expected = FIXED | {"has_embed_tokens": stored, "architectures": [ARCHITECTURE]}
+    architecture = form.evaluated if stored else form.architecture
+    expected = {**form.fixed, "has_embed_tokens": stored, "architectures": [architecture]}
     wrong = [f"{key} is {value.get(key)!r}, not {want!r}" for key, want in expected.items() if value.get(key) != want]
     if wrong:
         raise IntegrityError(f"{where}: {'; '.join(wrong)}")
     try:
         taps = tuple(value["target_layer_ids"])
-        if [tap + 1 for tap in taps] != value["aux_hidden_state_layer_ids"]:
-            raise IntegrityError(f"{where}: aux_hidden_state_layer_ids must be target_layer_ids + 1")
+        if [tap + 1 for tap in taps] != value[form.inputs]:
+            raise IntegrityError(f"{where}: {form.inputs} must be target_layer_ids + 1")
         proposed, vocabulary = value["draft_vocab_size"], value["vocab_size"]
         confidence = value["enable_confidence_head"]
         if value["confidence_head_with_markov"] is not confidence:
             raise IntegrityError(f"{where}: a confidence head reads the sequential head in every drafter of dspark")
         config = DrafterConfig(
-            kind=own.get("kind", "dspark"),  # files of before name none
+            kind=kind,
             gamma=value["block_size"],
             layers=value["num_hidden_layers"],
             taps=taps,
@@ -182,6 +227,15 @@ def _head_fields(config: DrafterConfig) -> dict[str, Any]:
         "enable_confidence_head": config.confidence,
         "confidence_head_with_markov": config.confidence,
     }
+
+
+def _chain_fields(config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
+    """What is said of EAGLE-3 besides: how many layers are tapped, of which readers assume three."""
+    fields: dict[str, Any] = {"num_aux_hidden_states": len(config.taps), "num_aux_layers": len(config.taps)}
+    if dialect == "deepspec":
+        # Its model insists on the decay that it was trained with, and does not read it.
+        fields |= {"ttt_length": config.gamma, "draft_num_hidden_layers": config.layers, "step_loss_decay": 1.0}
+    return fields
 
 
 def _layer_fields(config: DrafterConfig) -> dict[str, Any]:

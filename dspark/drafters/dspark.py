@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dspark.drafters.backbone import Layer, RMSNorm, Rotary
-from dspark.drafters.base import Drafter
+from dspark.drafters.base import Drafter, randomise
 from dspark.drafters.cache import ContextCache
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.heads import ConfidenceHead, MarkovChain, MarkovHead
-
-INITIAL_STD = 0.02  # of every weight matrix, as in transformers' Qwen3
 
 
 class DSparkDrafter(Drafter):
@@ -46,7 +44,8 @@ class DSparkDrafter(Drafter):
         self.markov_head = MarkovHead(config)
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
         self.rotary = Rotary(config)
-        self._initialise(seed)
+        randomise(self, seed)
+        self.markov_head.reset_constant_channel()
 
     # ------------------------------------------------------------ one-shot form
 
@@ -150,13 +149,3 @@ class DSparkDrafter(Drafter):
         for layer in self.layers:
             if isinstance(layer, Layer):
                 yield layer
-
-    @torch.no_grad()
-    def _initialise(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                parameter.zero_()
-            elif parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * INITIAL_STD)
-        self.markov_head.reset_constant_channel()

@@ -11,6 +11,7 @@ from dspark.config.models import DrafterKind
 from dspark.drafters.base import Drafter
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.eagle3 import Eagle3Drafter
 from dspark.errors import SettingsError
 
 
@@ -30,7 +31,7 @@ class Network(Protocol):
         ...
 
 
-NETWORKS: Mapping[DrafterKind, Network] = {"dspark": DSparkDrafter}
+NETWORKS: Mapping[DrafterKind, Network] = {"dspark": DSparkDrafter, "eagle3": Eagle3Drafter}
 
 
 def build_drafter(
@@ -50,4 +51,11 @@ def require_dspark(drafter: Drafter, what: str) -> DSparkDrafter:
     """
     if not isinstance(drafter, DSparkDrafter):
         raise SettingsError(f"{what} works on drafters of kind dspark, this one is of kind {drafter.config.kind}")
+    return drafter
+
+
+def require_eagle3(drafter: Drafter, what: str) -> Eagle3Drafter:
+    """The drafter as one of the kind that drafts token by token, for what knows only those; see `require_dspark`."""
+    if not isinstance(drafter, Eagle3Drafter):
+        raise SettingsError(f"{what} works on drafters of kind eagle3, this one is of kind {drafter.config.kind}")
     return drafter

@@ -40,9 +40,7 @@ def initialise(
         columns: column of the draft logits of every target id, int64 [V], -1 outside; None: the whole vocabulary.
         seed: of the randomised decomposition.
     """
-    # A state of unit root mean square times a row of the head has the row's norm as its deviation.
-    row_norm = float(drafter.head.float().norm(dim=-1).mean())
-    drafter.norm.weight.fill_(min(1.0, LOGIT_DEVIATION / row_norm))
+    soften(drafter.norm.weight, drafter.head)
     if drafter.config.markov_type == "none":
         return
     previous, following = bigrams(sequences, columns)
@@ -56,6 +54,17 @@ def initialise(
     if rank:
         w1[:, 1 : rank + 1], w2[:, 1 : rank + 1] = _low_rank(previous, following, probability, len(w1), rank, seed)
     _open(drafter.markov_head)
+
+
+@torch.no_grad()
+def soften(norm: Tensor, head: Tensor) -> None:
+    """Make logits start small: by the weight of the norm before the LM head, [d], in place.
+
+    Args:
+        head: [Vd, d].
+    """
+    # A state of unit root mean square times a row of the head has the row's norm as its deviation.
+    norm.fill_(min(1.0, LOGIT_DEVIATION / float(head.float().norm(dim=-1).mean())))
 
 
 def _open(head: MarkovHead) -> None:

@@ -16,6 +16,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.kinds import require_dspark
 from dspark.training.anchors import Positions
 from dspark.training.batches import Batch, make_batch
+from dspark.training.chains import ChainMethod
 from dspark.training.initialisation import initialise
 from dspark.training.objective import Objective, TrainingObjective
 from dspark.training.sequences import TrainingSequence
@@ -95,7 +96,7 @@ class BlockMethod:
         return make_batch(sequences, anchors, config.gamma, columns, max_length)
 
 
-METHODS: Mapping[DrafterKind, Method] = {"dspark": BlockMethod()}
+METHODS: Mapping[DrafterKind, Method] = {"dspark": BlockMethod(), "eagle3": ChainMethod()}
 
 
 def method_of(config: DrafterConfig) -> Method:

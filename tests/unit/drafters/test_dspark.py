@@ -159,6 +159,20 @@ def test_every_slot_of_a_block_sees_every_other(make_drafter):
     assert not torch.allclose(before[..., 0, :], drafter.block_hidden(block, *arguments)[..., 0, :])
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_blocks_of_one_slot_are_blocks_like_others(make_drafter, gradients):
+    drafter = make_drafter(gamma=1).requires_grad_(gradients)
+    features, ids = inputs()
+    found = drafter.block_hidden(
+        drafter.block_inputs(ids),
+        drafter.project(features),
+        torch.arange(LENGTH).expand(ROWS, LENGTH),
+        ANCHORS[..., None],
+        torch.arange(LENGTH) < ANCHORS[..., None],
+    )
+    assert torch.allclose(found.double(), reference(drafter, features, ids), atol=1e-5)
+
+
 def test_a_block_without_context_attends_to_itself(make_drafter):
     drafter = make_drafter()
     features, ids = inputs()
