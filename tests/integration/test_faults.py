@@ -1,18 +1,23 @@
-"""Two runs at once, a store that cannot be written, a stop in every stage: over stages that cost nothing."""
+"""Two runs at once, a store that cannot be written, a stop in every stage, prompts that nobody should write."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "corpus"))  # malformed.py
+
 from dspark.config.stages import STAGES
 
 if TYPE_CHECKING:
     from conftest import FakeSandbox
+    from sandbox import Sandbox
 
 pytestmark = pytest.mark.long
 STEPS = 8
@@ -90,3 +95,25 @@ def held(fake: FakeSandbox) -> set[str]:
 def lines(fake: FakeSandbox) -> list[str]:
     log = fake.root / "steps.log"
     return log.read_text().splitlines() if log.is_file() else []
+
+
+def test_ten_thousand_malformed_rows_go_through_the_real_stage(sandbox: Sandbox, tmp_path: Path) -> None:
+    """By the command line, with the target's own tokenizer and template; the run is stopped after that stage."""
+    from malformed import malformed_rows
+
+    rows = malformed_rows(10_000, seed=7)
+    (sandbox.root / "pipeline/domains/fuzz.jsonl").write_bytes(b"\n".join(row.line for row in rows))
+    (sandbox.root / "pipeline/domains/fuzz.yaml").write_text("source: {kind: jsonl, path: fuzz.jsonl}\n")
+    sandbox.edit("params.yaml", lambda text: text.replace("domains: [math, code, chat]", "domains: [fuzz]"))
+    events = tmp_path / "events.jsonl"
+    child = sandbox.start("run", "--target", "tiny", "--no-publish", "--events", str(events))
+    ended = '"stage_ended", "stage": "prompts@tiny"'
+    sandbox.wait_for(lambda: events.is_file() and ended in events.read_text(encoding="utf-8"), child, seconds=300)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 130 and "Traceback" not in err, err
+    assert not [path for path in sandbox.root.glob(".dspark/runs/*/*.log") if "Traceback" in path.read_text("utf-8")]
+    summary = json.loads((sandbox.root / "corpora/tiny/prompts/summary.json").read_text(encoding="utf-8"))
+    assert summary["input"] == summary["kept"] + summary["rejected"] == 10_000
+    reasons = summary["domains"]["fuzz"]["rejected_by_reason"]
+    assert reasons.keys() >= {"characters", "content", "encoding", "id", "json", "role", "shape", "too-long"}
