@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -50,7 +51,8 @@ def run_command(arguments: Sequence[str]) -> int:
 def _report(message: str, hint: str, code: int, as_json: bool) -> int:
     lines = [f"Error: {message}" if code != INTERRUPTED else message]
     lines += [f"  {line}" for line in hint.splitlines()]
-    print("\n".join(lines), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        print("\n".join(lines), file=sys.stderr, flush=True)
     try:
         if as_json:
             print(json.dumps({"schema": "dspark/error/1", "error": message, "hint": hint, "exit_code": code}))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -93,7 +94,8 @@ class Bar:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self._progress.stop()
 
     def stage_started(self, name: str) -> None:
         """A new bar."""
@@ -155,30 +157,34 @@ class Events:
 
 
 class Several:
-    """Tells several listeners."""
+    """Tells several listeners.
+
+    Whoever reads may go away, and a file may lie on a disk that is full: showing a run never stops it.
+    """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
 
     def stage_started(self, name: str) -> None:
         """Tell all."""
-        for listener in self._listeners:
-            listener.stage_started(name)
+        self._tell(lambda listener: listener.stage_started(name))
 
     def stage_progress(self, row: dict[str, Any]) -> None:
         """Tell all."""
-        for listener in self._listeners:
-            listener.stage_progress(row)
+        self._tell(lambda listener: listener.stage_progress(row))
 
     def stage_ended(self, outcome: Outcome) -> None:
         """Tell all."""
-        for listener in self._listeners:
-            listener.stage_ended(outcome)
+        self._tell(lambda listener: listener.stage_ended(outcome))
 
     def note(self, message: str) -> None:
         """Tell all."""
+        self._tell(lambda listener: listener.note(message))
+
+    def _tell(self, what: Callable[[Listener], None]) -> None:
         for listener in self._listeners:
-            listener.note(message)
+            with contextlib.suppress(OSError):
+                what(listener)
 
 
 @contextmanager

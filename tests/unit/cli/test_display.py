@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,19 @@ def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "name  x\na     1\nlong  2\n"
     print_table([])
     assert capsys.readouterr().out == ""
+
+
+def test_whoever_reads_may_go_away_and_a_disk_may_be_full(tmp_path: Path) -> None:
+    """Showing a run never stops it: the others are told all the same."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    kept = io.StringIO()
+    with Path("/dev/full").open("w") as full, os.fdopen(writer, "w") as broken:
+        several = Several([Lines(broken), Events(full), Lines(kept)])
+        several.stage_started("train@b")
+        several.stage_progress(ROW)
+        several.note("a word")
+        several.stage_ended(Outcome("train@b", "ran", 12.0))
+        for stream in (full, broken):  # what they could not take is not tried again when they are closed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    assert kept.getvalue().splitlines() == ["train@b ...", "a word", "train@b: ran in 12 s"]
