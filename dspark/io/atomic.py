@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dspark.errors import DsparkError
+from dspark.io.disk import error_number
+
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -26,6 +29,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except OSError as reason:
         if reason.errno is not None and reason.filename is None:
             reason.filename = str(path)  # a write that fails does not say of which file
+        raise
+    except Exception as reason:
+        number = error_number(reason)  # of a library that writes without Python's help
+        if number is not None and not isinstance(reason, DsparkError):
+            raise OSError(number, os.strerror(number), str(path)) from reason
         raise
     finally:
         temporary.unlink(missing_ok=True)

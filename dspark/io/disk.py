@@ -25,20 +25,27 @@ _HINTS = {
 }
 
 
-def disk_error(error: BaseException) -> DsparkError | None:
-    """What an error says of a disk, with the file if that is known; None for errors that are about something else."""
+def error_number(error: BaseException) -> int | None:
+    """The system's number of an error of a disk; None for errors that are about something else."""
     if isinstance(error, OSError) and error.errno is not None:
-        if error.errno not in _HINTS:
-            return None
-        where = error.filename if error.filename2 is None else error.filename2
-        said = os.strerror(error.errno)
-        if isinstance(where, str | bytes):
-            said = f"{os.fsdecode(where)}: {said}"
-        return PreflightError(said, _HINTS[error.errno])
+        return error.errno if error.errno in _HINTS else None
     # What writes without Python's help (safetensors), and copies of whole folders, hold the system's error as text.
     text = str(error)
-    number = next((one for one in _HINTS if f"(os error {one})" in text or f"[Errno {one}]" in text), None)
-    return None if number is None else PreflightError(text, _HINTS[number])
+    return next((one for one in _HINTS if f"(os error {one})" in text or f"[Errno {one}]" in text), None)
+
+
+def disk_error(error: BaseException) -> DsparkError | None:
+    """What an error says of a disk, with the file if that is known; None for errors that are about something else."""
+    number = error_number(error)
+    if number is None:
+        return None
+    said = str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        said = os.strerror(number)
+        where = error.filename if error.filename2 is None else error.filename2
+        if isinstance(where, str | bytes):
+            said = f"{os.fsdecode(where)}: {said}"
+    return PreflightError(said, _HINTS[number])
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from dspark.errors import DataError, Interrupted, PreflightError
 from dspark.features import extraction
 from dspark.features.extraction import ensure, extract, plan_batches, plan_shards
 from dspark.features.store import damaged_shards, read_split, shard_path
+from dspark.io.disk import disk_errors
 from dspark.io.jsonfile import model_json
 from dspark.io.progress import Progress
 
@@ -247,3 +249,39 @@ def test_every_sequence_is_in_exactly_one_shard(make_sequences):
     shards = plan_shards(rows, 4)
     assert [len(shard) for shard in shards] == [4, 3, 1, 4, 4]
     assert [row for shard in shards for row in shard] == rows
+
+
+def test_a_store_that_is_read_only_serves_what_it_holds_and_is_named_where_it_must_take_more(
+    target, corpus, settings, small_disk
+):
+    store = small_disk(4 << 20)
+    manifest = extract(target, corpus, settings, store)
+    lost = shard_path(store, manifest.splits["dev"][0].key)
+    subprocess.run(["mount", "-o", "remount,ro", store], check=True)
+    refuse = lambda: pytest.fail("it was loaded")  # noqa: E731
+    assert ensure(manifest, refuse, refuse, settings, store, deep=True) is manifest
+    assert extract(target, corpus, settings, store) == manifest
+    subprocess.run(["mount", "-o", "remount,rw", store], check=True)
+    lost.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", store], check=True)
+    with pytest.raises(PreflightError, match="Read-only file system") as caught, disk_errors():
+        extract(target, corpus, settings, store)
+    assert str(store) in caught.value.message and "mount it for writing" in caught.value.hint
+
+
+def test_a_store_that_fills_keeps_whole_shards_and_goes_on_from_them(target, corpus, settings, small_disk, tmp_path):
+    """There is room for about half of the shards; the check of free space is answered before, and wrongly."""
+    whole = extract(target, corpus, settings, tmp_path / "roomy")
+    sizes = [entry.bytes for entries in whole.splits.values() for entry in entries]
+    store = small_disk(sum(sizes) // 2 // 4096 * 4096)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PreflightError, match=r"\.safetensors: No space left"):
+        patch.setattr(extraction, "_check_room", lambda store, needed: None)
+        with disk_errors():
+            extract(target, corpus, settings, store)
+    kept = sorted(path.name for path in store.glob("*"))
+    assert 0 < len(kept) < 2 * len(sizes) and not [name for name in kept if name.startswith(".")]
+    subprocess.run(["mount", "-o", f"remount,size={8 << 20}", store], check=True)
+    watched = Watched()
+    assert extract(target, corpus, settings, store, watched) == whole
+    total, done, _ = watched.started[0]
+    assert 0 < done < total
