@@ -171,6 +171,22 @@ class DrafterConfig(BaseModel):
                 "use the recipe and the target that they were trained with, or leave training.initial out",
             )
 
+    def require_startable(self, earlier: DrafterConfig, where: str) -> None:
+        """Refuse to start from weights of another architecture, but for heads that the earlier drafter does not have.
+
+        Args:
+            earlier: the architecture of the weights.
+            where: they were read, for the message.
+        Raises:
+            SettingsError: names every other difference.
+        """
+        changes: dict[str, Any] = {}
+        if earlier.markov_type == "none":
+            changes |= {"markov_type": self.markov_type, "markov_rank": self.markov_rank}
+        if not earlier.confidence:
+            changes["confidence"] = self.confidence
+        self.require_same(earlier.model_copy(update=changes), where)
+
     @property
     def context_size(self) -> int:
         """Width of the concatenated taps, m*d."""

@@ -79,6 +79,8 @@ class DSparkDrafter(Drafter):
 
     def block_inputs(self, anchor_ids: Tensor) -> Tensor:
         """Input ids of blocks that start at the anchors [...]: anchor, then masks; int64 [..., gamma]."""
+        if self.config.gamma == 1:
+            return anchor_ids.unsqueeze(-1)  # exported graphs are better without a tensor of no elements
         masks = anchor_ids.unsqueeze(-1).expand(*anchor_ids.shape, self.config.gamma - 1)
         return torch.cat([anchor_ids.unsqueeze(-1), torch.full_like(masks, self.config.mask_token_id)], dim=-1)
 

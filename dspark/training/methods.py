@@ -20,7 +20,7 @@ from dspark.training.chains import ChainMethod
 from dspark.training.initialisation import initialise
 from dspark.training.objective import Objective, TrainingObjective
 from dspark.training.sequences import TrainingSequence
-from dspark.training.warm_start import require_startable, warm_start
+from dspark.training.warm_start import warm_start
 
 if TYPE_CHECKING:
     from dspark.training.warm_start import Initial
@@ -72,7 +72,7 @@ class BlockMethod:
 
     def require_startable(self, config: DrafterConfig, initial: Initial) -> None:
         """The same architecture, but for heads that the earlier drafter does not have."""
-        require_startable(config, initial.drafter.config, initial.where)
+        config.require_startable(initial.drafter.config, initial.where)
 
     def warm_start(
         self, drafter: Drafter, initial: Initial, sequences: Sequence[TrainingSequence], columns: Tensor | None

@@ -19,14 +19,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import MARKOV_W2, parameters
-from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.drafters.reduced import read_trainable
 from dspark.errors import IntegrityError
@@ -90,22 +89,6 @@ def read_initial(
     return Initial(read_trainable(folders.pop(), embedding, head, record=record), str(package))
 
 
-def require_startable(config: DrafterConfig, earlier: DrafterConfig, where: str) -> None:
-    """Refuse weights of another architecture, but for heads that the earlier drafter does not have.
-
-    Args:
-        where: the weights were read, for the message.
-    Raises:
-        SettingsError: names every difference.
-    """
-    changes: dict[str, Any] = {}
-    if earlier.markov_type == "none":
-        changes |= {"markov_type": config.markov_type, "markov_rank": config.markov_rank}
-    if not earlier.confidence:
-        changes["confidence"] = config.confidence
-    config.require_same(earlier.model_copy(update=changes), where)
-
-
 @torch.no_grad()
 def warm_start(
     drafter: DSparkDrafter, initial: Initial, sequences: Sequence[TrainingSequence], columns: Tensor | None
@@ -116,9 +99,9 @@ def warm_start(
         sequences: that it will be trained on; they decide the rows of tokens that the earlier one could not propose.
         columns: column of the draft logits of every target id, int64 [V], -1 outside; None: the whole vocabulary.
     Raises:
-        SettingsError: see `require_startable`.
+        SettingsError: see `DrafterConfig.require_startable`.
     """
-    require_startable(drafter.config, initial.drafter.config, initial.where)
+    drafter.config.require_startable(initial.drafter.config, initial.where)
     tensors = parameters(initial.drafter)
     known = initial.known_tokens
     if drafter.config.markov_type != initial.drafter.config.markov_type:

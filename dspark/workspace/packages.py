@@ -96,7 +96,8 @@ def require_fitting(folder: Path, manifest: Manifest, build: Build, record: Targ
     """Refuse a package whose drafter a build cannot go on from.
 
     Raises:
-        SettingsError: another target, taps, block size or geometry; names every difference.
+        SettingsError: another target, taps, block size or geometry, or heads that the build does not have; names every
+            difference.
     """
     target = manifest.inputs.target
     keys = ("weights_digest", "embedding_digest", "head_digest")
@@ -109,4 +110,4 @@ def require_fitting(folder: Path, manifest: Manifest, build: Build, record: Targ
         )
     path = folder / DRAFTER_CONFIG
     config = trained_config(read_json(path, IntegrityError), str(path))
-    DrafterConfig.of(record, build.drafter).require_same(config, str(folder))
+    DrafterConfig.of(record, build.drafter).require_startable(config, str(folder))

@@ -180,3 +180,15 @@ def test_what_knows_only_blocks_names_the_kind_that_it_cannot_take(make_config, 
     with pytest.raises(SettingsError, match="exporting works on drafters of kind dspark"):
         require_dspark(other, "exporting")
     assert require_dspark(full, "exporting") is full
+
+
+def test_training_may_start_from_a_drafter_that_only_lacks_heads(make_config):
+    """Before anything is computed, by the configs alone: `dspark run` refuses such builds at once."""
+    bare, silent, full = make_config(**HEADLESS), make_config(confidence=False), make_config()
+    for earlier, config in ((bare, full), (bare, silent), (silent, full), (bare, bare), (full, full)):
+        config.require_startable(earlier, "here")
+    for earlier, config in ((full, bare), (silent, bare), (full, silent)):
+        with pytest.raises(SettingsError, match="here: training cannot start from these weights"):
+            config.require_startable(earlier, "here")
+    with pytest.raises(SettingsError, match=r"weights: gamma is 3, here 4$"):
+        full.require_startable(make_config(**HEADLESS, gamma=3), "here")
