@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).parent))  # foreign_layouts.py
+
+from foreign_layouts import LAYOUTS, flat, speculators, write
 
 from dspark.drafters.checkpoint import write_union
+from dspark.drafters.dialects import foreign_config
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.drafters.foreign import foreign_config, load_drafter
+from dspark.drafters.foreign import load_drafter
 from dspark.errors import DataError, IntegrityError
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 
@@ -24,56 +29,6 @@ Change = Callable[[dict[str, Any]], None]
 def pair() -> tuple[Any, Any]:
     target = tiny_target(24, spread=0.4, seed=3)
     return target, tiny_drafter(target, 4, seed=1)
-
-
-def flat(drafter: Any) -> dict[str, Any]:
-    """DeepSpec's layout."""
-    config = drafter.config
-    return {
-        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size, "num_hidden_layers": config.layers,
-        "num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim, "vocab_size": config.vocab_size, "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position, "rope_theta": config.rope["rope_theta"],
-        "block_size": config.gamma, "mask_token_id": config.mask_token_id, "target_layer_ids": list(config.taps),
-        "markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": True,
-    }  # fmt: skip
-
-
-def nested(drafter: Any) -> dict[str, Any]:
-    """SpecForge's: everything of the drafter one level down."""
-    value = flat(drafter)
-    own = ("block_size", "mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
-    return {
-        **{key: inner for key, inner in value.items() if key not in own},
-        "dflash_config": {k: value[k] for k in own},
-    }
-
-
-def speculators(drafter: Any) -> dict[str, Any]:
-    """speculators': the layers one level down, taps as inputs of layers, the slot layout always spelled out."""
-    value = flat(drafter)
-    own = ("block_size", "mask_token_id", "markov_rank", "markov_head_type")
-    return {
-        **{key: value[key] for key in own},
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in value["target_layer_ids"]],
-        "draft_vocab_size": value["vocab_size"],
-        "sample_from_anchor": True,
-        "speculators_model_type": "dspark",
-        "transformer_layer_config": {
-            key: inner for key, inner in value.items() if key not in (*own, "target_layer_ids", "architectures")
-        },
-    }
-
-
-LAYOUTS = {"flat": flat, "nested": nested, "speculators": speculators}
-
-
-def write(folder: Path, value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(value))
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return folder
 
 
 def load(folder: Path, target: Any) -> Any:
@@ -161,18 +116,18 @@ def test_one_of_our_own_is_checked_to_the_byte(pair: tuple[Any, Any], tmp_path: 
 @pytest.mark.parametrize(
     ("layout", "change", "message"),
     [
-        ("flat", {"sample_from_anchor": False}, "sample_from_anchor is false"),
+        ("deepspec", {"sample_from_anchor": False}, "sample_from_anchor is false"),
         ("speculators", {"sample_from_anchor": None}, "sample_from_anchor is false or left out"),
-        ("flat", {"markov_head_type": "lstm"}, "markov_type"),
-        ("flat", {"is_causal": True}, "attend causally"),
-        ("flat", {"layer_types": ["sliding_attention"]}, "through a window"),
-        ("flat", {"draft_vocab_size": 30}, "draft_vocab_size must be smaller"),
-        ("flat", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ("flat", {"block_size": None}, "'block_size' is missing"),
-        ("flat", {"mask_token_id": 24}, "mask_token_id 24 is outside"),
-        ("flat", {"target_layer_ids": [0, 2]}, "tap 2 is the last"),
-        ("flat", {"vocab_size": 30}, "its vocabulary is 30, that of target tiny is 24"),
-        ("flat", {"hidden_size": 64}, "its hidden size is 64, that of target tiny is 32"),
+        ("deepspec", {"markov_head_type": "lstm"}, "markov_type"),
+        ("deepspec", {"is_causal": True}, "attend causally"),
+        ("deepspec", {"layer_types": ["sliding_attention"]}, "through a window"),
+        ("deepspec", {"draft_vocab_size": 30}, "draft_vocab_size must be smaller"),
+        ("deepspec", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("deepspec", {"block_size": None}, "'block_size' is missing"),
+        ("deepspec", {"mask_token_id": 24}, "mask_token_id 24 is outside"),
+        ("deepspec", {"target_layer_ids": [0, 2]}, "tap 2 is the last"),
+        ("deepspec", {"vocab_size": 30}, "its vocabulary is 30, that of target tiny is 24"),
+        ("deepspec", {"hidden_size": 64}, "its hidden size is 64, that of target tiny is 32"),
     ],
 )
 def test_what_would_be_guessed_is_refused(
