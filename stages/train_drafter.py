@@ -1,4 +1,4 @@
-"""Train the drafter of one build (DVC stage `train`)."""
+"""Train the drafter of one build, or hand on the one that it imports (DVC stage `train`)."""
 
 from dspark.workspace.stage import stage
 
@@ -10,16 +10,24 @@ def main(inputs, paths, progress):
     from dspark.io.jsonfile import read_model
     from dspark.targets.ends import read_ends
     from dspark.targets.record import read_record
+    from dspark.training.imported import take_over
     from dspark.training.trainer import train
     from dspark.training.warm_start import read_initial
 
     record = read_record(paths.target)
     ends = read_ends(record, paths.root)
     manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
-    dev, training = (
-        read_split(manifest, split, paths.store / "features", max_length=inputs.training.max_length)
-        for split in ("dev", "train")
-    )
+
+    def split(name):
+        return read_split(manifest, name, paths.store / "features", max_length=inputs.training.max_length)
+
+    if inputs.training.imported is not None:
+        folder = paths.workspace.imported(inputs.training.imported)
+        taken = take_over(
+            folder, inputs.imported, ends.embedding, ends.head, record, split("dev"), inputs.training, progress
+        )
+        taken.write(paths.out, record)
+        return
     initial = None
     if inputs.training.initial is not None:
         package = paths.workspace.package(inputs.training.initial.package)
@@ -28,8 +36,8 @@ def main(inputs, paths, progress):
         DrafterConfig.of(record, inputs.drafter),
         ends.embedding,
         ends.head,
-        training,
-        dev,
+        split("train"),
+        split("dev"),
         inputs.training,
         paths.work,
         progress,

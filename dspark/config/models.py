@@ -289,6 +289,8 @@ class MixtureSettings(Settings):
 class TrainingSettings(Settings):
     """Stage `train`."""
 
+    # A drafter in `.dspark/store/drafters/`, put there by `dspark import`: handed on as it is, nothing is trained.
+    imported: Digest | None = None
     initial: InitialWeights | None = None
     mixture: MixtureSettings | None = None  # None: every domain as often as it has sequences
 
@@ -307,6 +309,13 @@ class TrainingSettings(Settings):
     dev_every_steps: int = Field(default=100, gt=0)
     checkpoint_every_steps: int = Field(default=100, gt=0)
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _imported_or_trained(self) -> TrainingSettings:
+        if self.imported is not None and (self.initial is not None or self.mixture is not None):
+            given = "initial" if self.initial is not None else "mixture"
+            raise ValueError(f"imported names a finished drafter and trains nothing, so {given} means nothing")
+        return self
 
 
 class RecipeSpec(Settings):

@@ -84,6 +84,7 @@ class TrainInputs(Settings):
     drafter: DrafterSettings
     training: TrainingSettings
     initial: dict[str, Digest] = Field(default_factory=dict)  # file of the initial package: sha256
+    imported: dict[str, Digest] = Field(default_factory=dict)  # file of the imported drafter: sha256
 
 
 class CalibrateInputs(Settings):

@@ -220,9 +220,13 @@ def _check_finite(tensors: dict[str, Tensor], error: type[StageError] | type[Int
         raise error(f"the drafter's weights are not finite: {', '.join(broken)}", "train it again")
 
 
+def unmoved(tensors: dict[str, Tensor]) -> list[str]:
+    """Names of tensors that are all 0 or all 1, as before training."""
+    return [name for name, value in tensors.items() if bool((value == 0).all()) or bool((value == 1).all())]
+
+
 def _check_moved(tensors: dict[str, Tensor]) -> None:
-    still = [name for name, value in tensors.items() if bool((value == 0).all()) or bool((value == 1).all())]
-    if still:
+    if still := unmoved(tensors):
         raise StageError(
             f"training never moved these tensors of the drafter, they are all 0 or all 1: {', '.join(still)}",
             "an export without them would load everywhere and draft badly: train longer, or look for a broken gradient",

@@ -77,6 +77,38 @@ class Engine(Protocol):
         ...
 
 
+class ServedTarget(Protocol):
+    """What a launch script says of the target."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def public_id(self) -> str | None:
+        """What others call it, if they know it."""
+
+    @property
+    def revision(self) -> str:
+        """Of its repository, if it is one."""
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Where it came from."""
+
+    @property
+    def quantisation(self) -> str | None:
+        """Of its published weights, if they were converted."""
+
+
+class Served(Protocol):
+    """Whatever a launch script is written for."""
+
+    @property
+    def target(self) -> ServedTarget:
+        """The target that it starts."""
+
+
 _OVERRIDE = '"$DSPARK_TARGET"'
 _UNNAMED = "this target has no public name: set DSPARK_TARGET to its folder"
 _CONVERTED = (
@@ -122,7 +154,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def launch_script(
-    inputs: EngineInputs,
+    inputs: Served,
     *,
     about: Sequence[str],
     environment: str | None,
@@ -191,7 +223,7 @@ def environment_file(values: Mapping[str, str]) -> bytes:
     return "".join(f"{key}={value}\n" for key, value in values.items()).encode("utf-8")
 
 
-def _revision(inputs: EngineInputs) -> list[str]:
+def _revision(inputs: Served) -> list[str]:
     source = inputs.target.source
     # Only a hub commit means something to an engine; a wheel's or a folder's revision is ours.
     if source.get("kind") == "hub" and source.get("repo") == inputs.target.public_id:

@@ -78,12 +78,12 @@ def _launch(inputs: EngineInputs, adaptive: bool) -> bytes:
         target_flag=[],
         command=["vllm", "serve"],
         arguments=[("--dtype", inputs.target.dtype)],
-        preparation=_CHOICE if adaptive else _FIXED,
+        preparation=CHOICE if adaptive else _FIXED,
         raw_arguments=['--speculative-config "$(cat -- "$config")"'],
     )
 
 
-_CHOICE = [
+CHOICE = [
     'case "${DSPARK_ADAPTIVE:-0}" in',
     f"  0) config={FIXED_FILE} ;;",
     f"  1) config={ADAPTIVE_FILE} ;;",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,13 @@ def key_line(path: Path, *keys: str) -> int | None:
         line = int(node.lc.key(key)[0]) + 1
         node = node[key]
     return line
+
+
+def yaml_text(value: Any) -> str:
+    """Plain Python values as YAML, in their order."""
+    yaml = YAML(typ="rt", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 4096  # long texts stay on one line
+    text = io.StringIO()
+    yaml.dump(value, text)
+    return text.getvalue()

@@ -77,7 +77,7 @@ def describe(sources: Sources, staged: Path, deployable: Sequence[FileEntry]) ->
         inputs=Inputs(
             target=_target_input(sources.record),
             corpus=_corpus_input(sources),
-            recipe=_recipe(sources.build),
+            recipe=_recipe(sources),
         ),
         drafter=_drafter_part(staged),
         model_digest=model_digest(deployable),
@@ -113,8 +113,12 @@ def _corpus_input(sources: Sources) -> CorpusInput:
     )
 
 
-def _recipe(build: Build) -> dict[str, Any]:
-    """Every setting that the build was made with; the target and the corpus have parts of their own."""
+def _recipe(sources: Sources) -> dict[str, Any]:
+    """Every setting that the build was made with; the target and the corpus have parts of their own.
+
+    Of an imported drafter `training` says where it came from; how to train was never read.
+    """
+    build = sources.build
     parts: dict[str, BaseModel] = {
         "drafter": build.drafter,
         "training": build.training,
@@ -126,6 +130,9 @@ def _recipe(build: Build) -> dict[str, Any]:
         "export": build.export,
     }
     settings = {name: model_json(part) for name, part in parts.items()}
+    if build.training.imported is not None:
+        metrics = read_json(sources.train / "metrics.json", hint=AGAIN)
+        settings["training"] = {key: metrics[key] for key in ("imported", "layout", "source")}
     return {"name": build.recipe, "serving_profiles": list(build.serving_profiles), **settings}
 
 

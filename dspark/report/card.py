@@ -267,7 +267,7 @@ def _origin(description: Description, lineage: Lineage) -> Iterator[str]:
         "target": f"{text(target.public_id)}, revision {code(target.revision)}",
         "target weights": f"{code(target.weights_digest)}, {target.dtype}, published as {text(published)}",
         "taps": f"outputs of layers {taps}, counted from 0; mask token {drafter.mask_token_id}",
-        "drafter": f"{_heads(drafter)}, recipe {code(description.inputs.recipe.get('name', 'unknown'))}",
+        "drafter": f"{_heads(drafter)}{_by_recipe(description.inputs.recipe)}",
         "corpus": f"{text(', '.join(corpus.domains))}; prompts: {_counts(corpus.prompts)}; "
         f"tokens answered by the target itself: {_counts(corpus.tokens)}; {code(corpus.digest)}",
         **_beginning(description.inputs.recipe.get("training", {})),
@@ -286,8 +286,19 @@ def _heads(drafter: DrafterPart) -> str:
     return f"{drafter.markov.type} Markov head of rank {drafter.markov.rank}{confidence}"
 
 
+def _by_recipe(recipe: dict[str, Any]) -> str:
+    """By which recipe it was trained, if it was."""
+    return "" if "imported" in recipe.get("training", {}) else f", recipe {code(recipe.get('name', 'unknown'))}"
+
+
 def _beginning(training: dict[str, Any]) -> dict[str, str]:
-    """Where training began, if it went on from another package."""
+    """Where training began, if it went on from another package; that there was none, if the drafter was imported."""
+    if "imported" in training:
+        source, digest = training["source"], code(training["imported"])
+        name = "a local folder"
+        if source["kind"] == "hub":
+            name = f"{text(source['repo'])} at {code(source['revision'])}"
+        return {"not trained here": f"imported from {name}, files {digest}"}
     initial, mixture = training.get("initial"), training.get("mixture")
     if initial is None:
         return {}

@@ -94,8 +94,13 @@ class TrainingResult:
         """Write `drafter/`, `metrics.json` and `curves.csv` into the folder `out`."""
         write_training_checkpoint(out / "drafter", self.drafter, record)
         write_model(out / "metrics.json", self.metrics)
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.curves)
-        write_text(out / "curves.csv", text.getvalue())
+        write_curves(out / "curves.csv", self.curves)
+
+
+def write_curves(path: Path, rows: list[Row]) -> None:
+    """Write `curves.csv`; where nothing was trained there are no rows."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

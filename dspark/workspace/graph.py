@@ -30,6 +30,7 @@ from dspark.io.atomic import write_if_changed
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import pretty_json
 from dspark.workspace.code import CodeIndex
+from dspark.workspace.imports import imported_files
 from dspark.workspace.inputs import write_inputs
 from dspark.workspace.layout import Workspace
 from dspark.workspace.packages import initial_files
@@ -102,9 +103,9 @@ def write_all_inputs(workspace: Workspace, resolved: ResolvedBuild) -> list[str]
     Returns:
         the stages whose inputs changed, `stage@key`.
     Raises:
-        SettingsError, PreflightError: the files of a domain, or the package that training starts from, are not there
-            or do not fit.
-        IntegrityError: that package is damaged.
+        SettingsError, PreflightError, DataError: the files of a domain, the package that training starts from, or the
+            imported drafter are not there or do not fit.
+        IntegrityError: that package or drafter is damaged.
     """
     index = CodeIndex(workspace.state / "cache" / "code.json")
     changed = []
@@ -143,6 +144,7 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
                     drafter=build.drafter,
                     training=build.training,
                     initial=initial_files(workspace, build),
+                    imported=imported_files(workspace, build),
                 )
             case "calibrate":
                 yield CalibrateInputs(**names, calibration=build.calibration, **_records(workspace, resolved))

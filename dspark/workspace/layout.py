@@ -67,6 +67,15 @@ class Workspace:
         """A package that was fetched to measure against or to train on from, by its package_digest."""
         return self.store / "packages" / digest
 
+    @property
+    def drafters(self) -> Path:
+        """Drafters that were imported, by the digest of their files."""
+        return self.store / "drafters"
+
+    def imported(self, digest: str) -> Path:
+        """An imported drafter."""
+        return self.drafters / digest
+
     def build(self, name: str) -> Path:
         """Outputs of a build."""
         return self.root / "builds" / name

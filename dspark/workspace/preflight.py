@@ -18,6 +18,7 @@ from dspark.corpus.domains import domain_file
 from dspark.errors import DsparkError, PreflightError, ServiceError
 from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
+from dspark.workspace.imports import missing_drafter
 from dspark.workspace.layout import Workspace
 from dspark.workspace.packages import missing_package
 
@@ -74,6 +75,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
         *unfit_records(workspace, resolved),
         *missing_domains(workspace, resolved),
         *missing_packages(workspace, resolved),
+        *missing_imports(workspace, resolved),
         *missing_target(workspace, resolved.build.target),
         *unusable_rivals(workspace, resolved),
         *full_disk(workspace),
@@ -215,6 +217,15 @@ def missing_packages(workspace: Workspace, resolved: ResolvedBuild) -> list[Prob
         return []
     error = missing_package(workspace, initial.package)
     return [Problem(f"training.initial: {error.message}", error.hint)]
+
+
+def missing_imports(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem]:
+    """The drafter that is to be handed on, if it is not in the store; what is in it is looked at later."""
+    digest = resolved.build.training.imported
+    if digest is None or workspace.imported(digest).is_dir():
+        return []
+    error = missing_drafter(workspace, digest)
+    return [Problem(f"training.imported: {error.message}", error.hint)]
 
 
 def missing_target(workspace: Workspace, spec: TargetSpec) -> list[Problem]:

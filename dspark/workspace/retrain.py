@@ -130,7 +130,8 @@ def _judged(workspace: Workspace, declared: ResolvedBuild, champion: str) -> Gat
 
 def _layer(domains: Sequence[str], asked: Retraining, champion: str) -> dict[str, Any]:
     """What lies over the build's file."""
-    training: dict[str, Any] = {"initial": {"package": champion}}
+    # A build of an imported drafter trains from here on.
+    training: dict[str, Any] = {"imported": None, "initial": {"package": champion}}
     if len(domains) > 1:
         training["mixture"] = {"new": [asked.domain], "replay": asked.replay}
     return {"domains": list(domains), "training": training, "against": champion}

@@ -12,7 +12,9 @@ from fake_build import card
 
 from dspark.errors import DataError, DsparkError, IntegrityError, StageError
 from dspark.io.digest import digest_tree
+from dspark.io.jsonfile import write_json
 from dspark.package.assemble import assemble
+from dspark.package.sources import describe
 from dspark.package.verify import verify
 from dspark.scheduling.config import read_scheduler
 
@@ -67,6 +69,18 @@ def test_the_manifest_says_what_the_package_was_made_from(pristine):
     assert manifest["inputs"]["target"]["public_id"] == "org/tiny-llama"
     # fc 8x16, two norms of 8, up_proj 16x8, W1 and W2 32x4 each, confidence 12 + 1
     assert manifest["drafter"]["parameters"] == 128 + 16 + 128 + 256 + 13
+
+
+def test_the_manifest_of_an_imported_drafter_says_where_it_came_from_and_not_how_to_train(sources, pristine):
+    training = sources.build.training.model_copy(update={"imported": "d" * 64})
+    source = {"kind": "hub", "repo": "org/drafter", "revision": "abc"}
+    write_json(
+        sources.train / "metrics.json", {"imported": "d" * 64, "layout": "deepspec", "source": source, "parameters": 1}
+    )
+    imported = replace(sources, build=sources.build.model_copy(update={"training": training}))
+    recipe = describe(imported, pristine, []).inputs.recipe
+    assert recipe["training"] == {"imported": "d" * 64, "layout": "deepspec", "source": source}
+    assert recipe["calibration"] == describe(sources, pristine, []).inputs.recipe["calibration"]
 
 
 def test_a_new_package_replaces_the_old_one_and_leaves_nothing_beside_it(sources, tmp_path):

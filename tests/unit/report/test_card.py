@@ -193,3 +193,19 @@ def test_a_champion_that_took_turns_is_named_with_every_ratio(package):
     card = render(package)
     assert f"against package `{fake_build.CHAMPION}`, in the same rounds, by concurrent requests: " in card
     assert r"1.040 \[1.020, 1.060\] times at 1 (fixed against its fixed); 1.000" in card
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ({"kind": "hub", "repo": "org/drafter", "revision": "abc"}, "org/drafter at `abc`"),
+        ({"kind": "folder"}, "a local folder"),
+    ],
+)
+def test_an_imported_drafter_is_not_said_to_be_trained_by_a_recipe(pristine, source, name):
+    description = read_manifest(pristine).description()
+    recipe = {**description.inputs.recipe, "training": {"imported": "d" * 64, "layout": "deepspec", "source": source}}
+    inputs = description.inputs.model_copy(update={"recipe": recipe})
+    card = render_card(pristine, description.model_copy(update={"inputs": inputs}))
+    assert f"- not trained here: imported from {name}, files `{'d' * 64}`" in card
+    assert "recipe `dspark`" not in card and "recipe `dspark`" in render(pristine)
