@@ -19,7 +19,7 @@ from dspark.engines.tensorrt_llm import VERSIONS
 from dspark.engines.vllm import ADAPTIVE_FILE, CHOICE, FIXED_FILE
 from dspark.engines.vllm import VERSION as VLLM
 
-NOT_RUN = "dspark wrote this script by the released formats and has NOT run it: it was not at hand."
+NOT_RUN = "dspark wrote this script by the released formats and has NOT run it: no {} was at hand."
 CONFIG_FILE = "config.yaml"
 
 # Engines that a package may hold files for, and why this one cannot.
@@ -71,7 +71,7 @@ def _sglang(inputs: BundledInputs) -> bytes:
         inputs,
         about=[
             f"Serve {inputs.target.name} with the DSpark drafter inside it in SGLang {SGLANG}.",
-            NOT_RUN,
+            NOT_RUN.format("SGLang"),
             "No drafter is named: SGLang finds this one by the target's own config.",
             "Whole blocks are verified (mode static) until sps.json and sts.json lie in this folder. Then the",
             "scheduler is on (mode compact), with these tables. README.md says how this engine makes them.",
@@ -112,7 +112,7 @@ def _vllm(inputs: BundledInputs) -> dict[str, bytes]:
         inputs,
         about=[
             f"Serve {inputs.target.name} with the DSpark drafter inside it in vLLM {VLLM}.",
-            NOT_RUN,
+            NOT_RUN.format("vLLM"),
             "Whole blocks are verified. DSPARK_ADAPTIVE=1 bash launch.sh verifies as much of each block as pays, by",
             "costs that vLLM measures when it starts and by the bare confidences of the drafter, for which it takes",
             "no temperatures. Measure both under your load.",
@@ -146,7 +146,7 @@ def _tensorrt_llm(inputs: BundledInputs) -> dict[str, bytes]:
         inputs,
         about=[
             f"Serve {inputs.target.name} with the DSpark drafter inside it in TensorRT-LLM {', '.join(VERSIONS)}.",
-            NOT_RUN,
+            NOT_RUN.format("TensorRT-LLM"),
             "Whole blocks are verified. Confidence scheduling (1.4.0rc4) wants a cost table and a calibration that",
             "only this engine can measure. Further arguments go to trtllm-serve: bash launch.sh --tp_size 8",
         ],

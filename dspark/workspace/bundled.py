@@ -82,7 +82,7 @@ def _readme(inspection: BundledInspection, target: BundledTarget, scripts: list[
     lines = [
         f"# {target.public_id or 'A target'} with its DSpark drafter inside",
         "",
-        f"Serves {which}. Blocks of gamma = {drafter.gamma} drafts, vanilla Markov head of rank {drafter.markov_rank}, "
+        f"Serves {which}. Blocks of gamma = {drafter.gamma} drafts, Markov head of rank {drafter.markov_rank}, "
         f"mask token {drafter.mask_token_id}, target layers {', '.join(map(str, drafter.target_layer_ids))} as its "
         "config names them. Nothing here was measured.",
         "",
@@ -100,6 +100,6 @@ def _readme(inspection: BundledInspection, target: BundledTarget, scripts: list[
         "|---|---|",
         *(f"| {step} | {where} |" for step, where in STEPS),
         "",
-        "`sps.json` and `sts.json` belong into `engines/sglang`; with both there it switches the scheduler on.",
+        "`sps.json` and `sts.json` belong into `engines/sglang`; with both there SGLang starts with its scheduler on.",
     ]
     return "\n".join(lines) + "\n"
