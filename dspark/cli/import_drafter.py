@@ -11,6 +11,7 @@ from dspark.cli.options import as_json, print_json, print_table, short, size, wo
 from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
+    from dspark.config.models import DrafterSettings
     from dspark.drafters.inspection import BundledInspection, Inspection, Weights
     from dspark.workspace.import_drafter import Imported
 
@@ -114,6 +115,7 @@ def _standalone(inspection: Inspection) -> list[tuple[str, str]]:
     )
     rows = [
         ("layout", inspection.layout),
+        ("kind", inspection.kind),
         ("architectures", ", ".join(inspection.architectures) or "not said"),
         ("target", inspection.target or "not said"),
         ("gamma", _said(inspection.gamma)),
@@ -130,7 +132,9 @@ def _standalone(inspection: Inspection) -> list[tuple[str, str]]:
         ("mask token", _said(inspection.mask_token_id)),
         (
             "Markov head",
-            f"{inspection.markov_type or 'vanilla, as readers take it'}, rank {_said(inspection.markov_rank)}",
+            "no"
+            if inspection.markov_rank == 0
+            else f"{inspection.markov_type or 'vanilla, as readers take it'}, rank {_said(inspection.markov_rank)}",
         ),
         ("confidence head", {None: "not known: no weights here", True: "yes", False: "no"}[inspection.confidence_head]),
         ("weights", _weights(inspection.weights)),
@@ -185,6 +189,13 @@ def _weights(weights: Weights | None, *, own: bool = False) -> str:
     return f"{text}; {weights.files} files{absent}, {size(weights.bytes)}"
 
 
+def _heads(drafter: DrafterSettings) -> str:
+    if not drafter.markov.rank:
+        return f"no heads ({drafter.family})"
+    confidence = "" if drafter.confidence else ", no confidence head"
+    return f"{drafter.markov.type} Markov head of rank {drafter.markov.rank}{confidence}"
+
+
 def _show_imported(imported: Imported, target: str, build: str | None) -> None:
     drafter, digest = imported.drafter, imported.origin.digest
     rows = [
@@ -192,8 +203,7 @@ def _show_imported(imported: Imported, target: str, build: str | None) -> None:
         ("from", f"{imported.origin}, {imported.origin.layout} layout"),
         (
             "drafter",
-            f"{imported.parameters:,} parameters, gamma {drafter.gamma}, {drafter.layers} layers, "
-            f"{drafter.markov.type} Markov head of rank {drafter.markov.rank}",
+            f"{imported.parameters:,} parameters, gamma {drafter.gamma}, {drafter.layers} layers, " + _heads(drafter),
         ),
         ("kept in", short(imported.folder)),
         *(("note", note) for note in imported.notes),

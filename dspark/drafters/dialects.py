@@ -3,15 +3,19 @@
 Four layouts describe a drafter with a checkpoint of its own: DeepSpec's flat one, SpecForge's with everything one level
 down, speculators', and our own, which is a union of them. A fifth is no drafter's: a DeepSeek-V4 target that brings its
 drafter along. Engines disagree on what a missing field means, so what would be guessed is refused.
+
+DeepSpec's DFlash is its DSpark with a Markov head of rank 0, and its EAGLE-3 is our kind `eagle3`, tensor by tensor
+(deepspec.md, section 4). DFlash and EAGLE-3 of others have other slots, layers and vocabularies and are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from dspark.config.models import DrafterKind
 from dspark.drafters.config import DrafterConfig, rope_parameters
 from dspark.errors import DataError
 from dspark.io.jsonfile import validation_text
@@ -24,13 +28,22 @@ Layout = Literal["dspark", "deepspec", "specforge", "speculators", "bundled"]
 NESTED = ("dflash_config", "dspark_config")  # SpecForge keeps everything in the first
 # Names that stand for one class, with Qwen3's layers, wherever they are loaded.
 ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel")
+CHAINS = "Qwen3Eagle3Model"  # DeepSpec's EAGLE-3
+# What a chain would have to norm besides, in the words of speculators' EAGLE-3.
+CHAIN_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 # A target's keys for the drafter inside it; engines take a target with all four for one that needs no other.
 BUNDLED = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
 BUNDLED_FAMILY = "DeepseekV4"
 KNOWN = (
-    "what can be imported: drafters of DeepSpec (Qwen3DSparkModel), SpecForge and speculators (dspark), "
-    "and packages' own `drafter` folders"
+    "what can be imported: drafters of DeepSpec (Qwen3DSparkModel, Qwen3Eagle3Model), SpecForge and speculators "
+    "(dspark), and packages' own `drafter` folders"
 )
+# Of drafters that carry a known name and are laid out in another way: what is not read of them.
+_ELSEWHERE = {
+    "dflash": f"DFlash is read as DeepSpec stores it: {ARCHITECTURES[0]} with markov_rank 0, its first slot drafts",
+    "eagle3": f"EAGLE-3 is read as DeepSpec stores it: {CHAINS}, with the whole vocabulary",
+}
 
 
 def layout_of(value: Any, where: str) -> Layout:
@@ -53,8 +66,17 @@ def layout_of(value: Any, where: str) -> Layout:
         if kind != "dspark":
             raise DataError(f"{where}: a drafter of speculators' of the kind {kind!r}, not 'dspark'", KNOWN)
         return "speculators"
+    if CHAINS in names:
+        if "ttt_length" not in value:
+            raise DataError(f"{where}: no ttt_length, so it does not say how many tokens it drafts", KNOWN)
+        return "deepspec"
     if not set(names) & set(ARCHITECTURES):
-        raise DataError(f"{where}: architectures is {names or None}, which is no drafter that is known here", KNOWN)
+        why = [text for part, text in _ELSEWHERE.items() if any(part in name.lower() for name in names)]
+        raise DataError(
+            f"{where}: architectures is {names or None}, which is no drafter that is known here"
+            f"{''.join(f' ({text})' for text in why)}",
+            KNOWN,
+        )
     nested = [value[name] for name in NESTED if isinstance(value.get(name), dict)]
     for kind in (inner.get("projector_type", "dspark") for inner in nested):
         if kind != "dspark":
@@ -64,8 +86,17 @@ def layout_of(value: Any, where: str) -> Layout:
     return "specforge" if nested else "deepspec"
 
 
+def kind_of(value: Mapping[str, Any]) -> DrafterKind:
+    """Of a `config.json` in a known layout: the kind of drafter."""
+    own = value.get("dspark")
+    chains = own.get("kind") == "eagle3" if isinstance(own, dict) else CHAINS in (value.get("architectures") or ())
+    return "eagle3" if chains else "dspark"
+
+
 def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfig:
-    """The architecture that a foreign `config.json` describes; whether it has a confidence head, its weights say.
+    """The architecture that a foreign `config.json` describes; what it says of a confidence head is not believed.
+
+    Its weights tell whether it has one, see `with_confidence`.
 
     Args:
         where: for messages.
@@ -74,15 +105,19 @@ def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfi
     """
     if not isinstance(value, dict):
         raise DataError(f"{where}: not a JSON object")
-    fields = flattened(value)
-    if problems := unsupported(fields, flat="model_type" in value):
+    fields, kind = flattened(value), kind_of(value)
+    if problems := unsupported(fields, kind, flat="model_type" in value):
         raise DataError(f"{where}: {'; '.join(problems)}", "only drafters of the published DSpark layout can be loaded")
     try:
+        rank = 0 if kind == "eagle3" else fields["markov_rank"]
         config = DrafterConfig(
-            gamma=fields["block_size"],
+            kind=kind,
+            # A chain of DeepSpec's drafts as many tokens as it was trained to.
+            gamma=fields["ttt_length" if kind == "eagle3" else "block_size"],
             layers=fields["num_hidden_layers"],
             taps=taps(fields),
-            mask_token_id=fields["mask_token_id"],
+            # A chain has no masks.
+            mask_token_id=record.mask_token_id if kind == "eagle3" else fields["mask_token_id"],
             hidden_size=fields["hidden_size"],
             intermediate_size=fields["intermediate_size"],
             num_attention_heads=fields["num_attention_heads"],
@@ -92,9 +127,9 @@ def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfi
             rope=rope_parameters(fields),
             max_position=fields["max_position_embeddings"],
             vocab_size=fields["vocab_size"],
-            markov_type=fields.get("markov_head_type", "vanilla") if fields["markov_rank"] else "none",
-            markov_rank=fields["markov_rank"],
-            confidence=bool(fields["markov_rank"]),
+            markov_type=fields.get("markov_head_type", "vanilla") if rank else "none",
+            markov_rank=rank,
+            confidence=bool(rank),
             draft_vocab_size=_reduced(fields),
             attention_bias=bool(fields.get("attention_bias", False)),
             target_model_type=record.model_type,
@@ -108,6 +143,21 @@ def foreign_config(value: Any, record: TargetRecord, where: str) -> DrafterConfi
     return config
 
 
+def with_confidence(config: DrafterConfig, names: Collection[str], where: str) -> DrafterConfig:
+    """The architecture with a confidence head if its tensors are there: fields disagree on it, weights do not.
+
+    Args:
+        names: of the drafter's tensors, without a prefix.
+        where: for messages.
+    Raises:
+        DataError: there is one, and no sequential head for it to read.
+    """
+    confidence = any(name in names for name in CONFIDENCE)
+    if confidence and config.markov_type == "none":
+        raise DataError(f"{where}: it stores a confidence head without the sequential head that such a head reads")
+    return config.model_copy(update={"confidence": confidence})
+
+
 def flattened(value: Mapping[str, Any]) -> dict[str, Any]:
     """All fields on one level; what stands at the top wins."""
     fields: dict[str, Any] = {}
@@ -117,20 +167,24 @@ def flattened(value: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {key: inner for key, inner in value.items() if inner is not None}
 
 
-def unsupported(fields: Mapping[str, Any], *, flat: bool) -> list[str]:
-    """What of the flattened fields no drafter here has.
+def unsupported(fields: Mapping[str, Any], kind: DrafterKind, *, flat: bool) -> list[str]:
+    """What of the flattened fields no drafter of its kind here has.
 
     Args:
         flat: the file has a `model_type` of its own, by which readers tell the layouts apart.
     """
     problems = []
     # The one default on which readers disagree by layout.
-    if not fields.get("sample_from_anchor", flat):
+    if kind == "dspark" and not fields.get("sample_from_anchor", flat):
         problems.append(
             "sample_from_anchor is false or left out: its first slot drafts nothing, which is not supported"
         )
-    if fields.get("is_causal") or "sliding_attention" in (fields.get("layer_types") or ()):
+    windowed = "sliding_attention" in (fields.get("layer_types") or ())
+    if kind == "dspark" and (fields.get("is_causal") or windowed):
         problems.append("its blocks attend causally or through a window, which is not supported")
+    if kind == "eagle3":
+        problems += ["its chains attend through a window, which is not supported"] if windowed else []
+        problems += [f"{key} is set, which is not supported" for key in CHAIN_NORMS if fields.get(key)]
     if (activation := fields.get("hidden_act", "silu")) not in ("silu", "swish"):
         problems.append(f"hidden_act is {activation!r}, only 'silu' is supported")
     return problems

@@ -1,7 +1,8 @@
-"""Whether a released drafter fits a target and a build, from its `config.json` alone; loads no torch."""
+"""Whether a released drafter fits a target and a build, from its `config.json` and headers; loads no torch."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -9,9 +10,10 @@ from pydantic import ValidationError
 from dspark.config.models import DrafterSettings, MarkovSettings
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.description import trained_config
-from dspark.drafters.dialects import flattened, foreign_config, layout_of
-from dspark.errors import DataError, SettingsError
-from dspark.io.jsonfile import validation_text
+from dspark.drafters.dialects import flattened, foreign_config, layout_of, with_confidence
+from dspark.drafters.weights import CONFIG, tensor_names
+from dspark.errors import DataError, DsparkError, SettingsError
+from dspark.io.jsonfile import read_json, validation_text
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
@@ -21,8 +23,23 @@ ALIGNED = 8  # numbers; 16 bytes in bfloat16
 SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias")
 
 
+def read_released_config(folder: Path, record: TargetRecord, error: type[DsparkError] = DataError) -> DrafterConfig:
+    """The architecture of a released drafter of a folder with weights; whether it has a confidence head, they say.
+
+    Args:
+        error: to raise of a `config.json` that is missing or cannot be read.
+    Raises:
+        DataError: as `released_config`, no weights, or files of weights that are none.
+        IntegrityError: one of our own that cannot be read.
+    """
+    path = folder / CONFIG
+    value = read_json(path, error, "name the folder of the drafter's checkpoint")
+    config = released_config(value, record, str(path))
+    return with_confidence(config, tensor_names(folder), str(folder))
+
+
 def released_config(value: Any, record: TargetRecord, where: str) -> DrafterConfig:
-    """The architecture of a released drafter that can be imported for a target.
+    """The architecture of a released drafter that can be imported for a target, as its `config.json` says.
 
     Args:
         value: its `config.json`.
@@ -52,7 +69,7 @@ def with_channel(config: DrafterConfig) -> DrafterConfig:
     Without the channel it could not be written with the whole vocabulary, which most engines want (`heads.py`). The
     rank grows to the next multiple of `ALIGNED`, so that the head's rows stay aligned; what the drafter says stays.
     """
-    if config.draft_vocab_size is None:
+    if config.draft_vocab_size is None or config.markov_type == "none":  # the head that stands for none has one
         return config
     return config.model_copy(update={"markov_rank": (config.markov_rank // ALIGNED + 1) * ALIGNED})
 
@@ -65,9 +82,11 @@ def settings_of(config: DrafterConfig, where: str) -> DrafterSettings:
     """
     try:
         return DrafterSettings(
+            kind=config.kind,
             gamma=config.gamma,
             layers=config.layers,
             markov=MarkovSettings(type=config.markov_type, rank=config.markov_rank),
+            confidence=config.confidence,
             draft_vocab_size=config.draft_vocab_size,
         )
     except ValidationError as reason:
@@ -82,17 +101,21 @@ def require_declared(config: DrafterConfig, declared: DrafterSettings, build: st
     """
     size = declared.draft_vocab_size
     here = {
+        "kind": declared.kind,
         "gamma": declared.gamma,
         "layers": declared.layers,
         "markov.type": declared.markov.type,
         "markov.rank": declared.markov.rank,
+        "confidence": declared.confidence,
         "draft_vocab_size": size if size is not None and size < config.vocab_size else None,
     }
     there = {
+        "kind": config.kind,
         "gamma": config.gamma,
         "layers": config.layers,
         "markov.type": config.markov_type,
         "markov.rank": config.markov_rank,
+        "confidence": config.confidence,
         "draft_vocab_size": config.draft_vocab_size,
     }
     different = [
@@ -106,7 +129,7 @@ def require_declared(config: DrafterConfig, declared: DrafterSettings, build: st
 
 
 def _flag(value: object) -> str:
-    return "null" if value is None else str(value)
+    return "null" if value is None else str(value).lower()
 
 
 def _require_target(config: DrafterConfig, record: TargetRecord, where: str, layers: Any) -> None:

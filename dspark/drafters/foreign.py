@@ -16,8 +16,8 @@ from torch import Tensor, arange, equal
 from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import CONFIG, EMBEDDING, HEAD, read_checkpoint, tensor_problems
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.dialects import foreign_config
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.dialects import foreign_config, with_confidence
+from dspark.drafters.kinds import build_drafter
 from dspark.drafters.weights import drafter_files
 from dspark.errors import DataError
 from dspark.io.jsonfile import read_json
@@ -25,7 +25,6 @@ from dspark.io.jsonfile import read_json
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
-CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 _OFFSETS = "d2t"  # target id of draft token v, minus v
 _IGNORED = (EMBEDDING, "t2d")  # of the target, or derived: engines skip them as well
 
@@ -47,10 +46,9 @@ def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Te
     else:
         config = foreign_config(value, record, str(folder / CONFIG))
         tensors = _tensors(folder)
-        # Fields disagree on whether there is a confidence head; its weights do not.
-        config = config.model_copy(update={"confidence": any(name in tensors for name in CONFIDENCE)})
+        config = with_confidence(config, tensors, str(folder))
         ids = _draft_token_ids(folder, tensors, config, head)
-        drafter = DSparkDrafter(config, embedding, head, ids)
+        drafter = build_drafter(config, embedding, head, ids)
         _check(folder, tensors, drafter)
         drafter.load_state_dict(tensors)
     return drafter.float().eval().requires_grad_(False)
@@ -93,7 +91,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return {name: value for name, value in found.items() if name not in _IGNORED and "rotary_emb" not in name}
 
 
-def _check(folder: Path, kept: dict[str, Tensor], drafter: DSparkDrafter) -> None:
+def _check(folder: Path, kept: dict[str, Tensor], drafter: Drafter) -> None:
     """Refuse other tensors than the drafter's own.
 
     Raises:

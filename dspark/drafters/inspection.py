@@ -11,19 +11,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dspark.config.models import DrafterKind
 from dspark.drafters.bundled import BundledDrafter, bundled_drafter
-from dspark.drafters.dialects import Layout, flattened, layout_of, taps, unsupported
+from dspark.drafters.dialects import CONFIDENCE, Layout, flattened, kind_of, layout_of, taps, unsupported
 from dspark.drafters.weights import CONFIG, StoredWeights, dtypes, has_weights, stored_weights
 from dspark.errors import DataError
 from dspark.io.jsonfile import read_json, validation_text
 
 _EMBEDDING, _HEAD, _OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
-_CONFIDENCE = "confidence_head.proj."
 # Without these no reader would run it.
 _NEEDED = (
-    *("block_size", "mask_token_id", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "vocab_size", "markov_rank", "rms_norm_eps", "max_position_embeddings"),
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "rms_norm_eps", "max_position_embeddings"),
 )
+_NEEDED_OF_BLOCKS = ("block_size", "mask_token_id", "markov_rank")
 
 
 class Weights(BaseModel):
@@ -62,6 +63,7 @@ class Inspection(BaseModel):
 
     schema_: Literal["dspark/drafter-inspection/1"] = Field(default="dspark/drafter-inspection/1", alias="schema")
     layout: Layout
+    kind: DrafterKind = "dspark"
     architectures: tuple[str, ...] = ()
     target: str | None = None  # what the file calls it
     gamma: int | None = None
@@ -76,7 +78,7 @@ class Inspection(BaseModel):
     taps: tuple[int, ...] | None = None  # 0-based layers of the target whose outputs it reads
     target_layers: int | None = None
     mask_token_id: int | None = None
-    markov_type: str | None = None
+    markov_type: str | None = None  # none: rank 0
     markov_rank: int | None = None
     confidence_head: bool | None = None  # whether its tensors are there; None: no file or index here
     stores_target_ends: tuple[str, ...] = ()  # copies of the target's matrices among its tensors
@@ -122,7 +124,11 @@ def _weights(folder: Path) -> StoredWeights | None:
 
 
 def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | None) -> Inspection:
-    fields = flattened(value)
+    fields, kind = flattened(value), kind_of(value)
+    chains = kind == "eagle3"
+    # A package's checkpoint holds a head for engines where none was trained.
+    headless = chains or (layout == "dspark" and value["dspark"].get("markov_type") == "none")
+    rank = 0 if headless else fields.get("markov_rank")
     names = {name.removeprefix("model.") for name in weights.tensors} if weights is not None else set()
     heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
     derived = width // heads if isinstance(heads, int) and isinstance(width, int) and heads > 0 else None
@@ -131,17 +137,21 @@ def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | 
         tapped = taps(fields)
     except (KeyError, TypeError):
         tapped = None
-    confidence = [f"{_CONFIDENCE}{part}" in names for part in ("weight", "bias")]
-    problems = [f"{key} is missing" for key in _NEEDED if fields.get(key) is None]
+    confidence = [name in names for name in CONFIDENCE]
+    needed = _NEEDED if chains else (*_NEEDED_OF_BLOCKS, *_NEEDED)
+    problems = [f"{key} is missing" for key in needed if fields.get(key) is None]
     problems += ["target_layer_ids is missing"] if tapped is None else []
-    problems += unsupported(fields, flat="model_type" in value)
-    if weights is not None:
-        problems += [] if all(confidence) else ["it has no whole confidence head, so there is nothing to calibrate"]
+    problems += unsupported(fields, kind, flat="model_type" in value)
+    if any(confidence) and not all(confidence):
+        problems.append("its confidence head is not whole")
+    if any(confidence) and rank == 0:
+        problems.append("it stores a confidence head without the sequential head that such a head reads")
     inspected: dict[str, Any] = {
         "layout": layout,
+        "kind": kind,
         "architectures": tuple(value.get("architectures") or ()),
         "target": _target_name(value),
-        "gamma": fields.get("block_size"),
+        "gamma": fields.get("block_size", fields.get("ttt_length") if chains else None),
         "layers": fields.get("num_hidden_layers"),
         "hidden_size": width,
         "intermediate_size": fields.get("intermediate_size"),
@@ -153,8 +163,8 @@ def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | 
         "taps": tapped,
         "target_layers": fields.get("num_target_layers"),
         "mask_token_id": fields.get("mask_token_id"),
-        "markov_type": fields.get("markov_head_type"),
-        "markov_rank": fields.get("markov_rank"),
+        "markov_type": "none" if rank == 0 else fields.get("markov_head_type"),
+        "markov_rank": rank,
         "confidence_head": all(confidence) if weights is not None else None,
         "stores_target_ends": tuple(name for name in (_EMBEDDING, _HEAD) if name in names and _OFFSETS not in names),
         "weights": None if weights is None else Weights.of(weights),

@@ -10,9 +10,9 @@ from torch import Tensor, cat, equal, zeros
 from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import EMBEDDING, HEAD, MARKOV_W1, MARKOV_W2, parameters, unmoved
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.dialects import layout_of
-from dspark.drafters.fitting import released_config
-from dspark.drafters.foreign import CONFIDENCE, load_drafter
+from dspark.drafters.dialects import CONFIDENCE, layout_of
+from dspark.drafters.fitting import read_released_config
+from dspark.drafters.foreign import load_drafter
 from dspark.drafters.kinds import build_drafter
 from dspark.drafters.reduced import read_trainable
 from dspark.drafters.weights import CONFIG, drafter_files, read_header
@@ -42,9 +42,7 @@ def read_released(folder: Path, record: TargetRecord, embedding: Tensor, head: T
             that a build could not go on with; says why.
         IntegrityError: one of our own that is damaged, or another target's.
     """
-    where = str(folder / CONFIG)
-    value = read_json(folder / CONFIG, DataError, "name the folder of the drafter's checkpoint")
-    config = released_config(value, record, where)
+    config = read_released_config(folder, record)
     stored = {
         name.removeprefix("model."): tensor
         for file in drafter_files(folder)
@@ -55,12 +53,7 @@ def read_released(folder: Path, record: TargetRecord, embedding: Tensor, head: T
             f"{folder}: tensors are stored as {', '.join(quantised)}, only {', '.join(DTYPES)} are read",
             "supply the drafter as it was before quantisation",
         )
-    if absent := [name for name in CONFIDENCE if name not in stored]:
-        raise DataError(
-            f"{folder}: {' and '.join(absent)} missing: without a whole confidence head there is nothing to calibrate",
-            CERTIFY,
-        )
-    if layout_of(value, where) == "dspark":
+    if layout_of(read_json(folder / CONFIG, DataError), str(folder / CONFIG)) == "dspark":
         drafter = read_trainable(folder, embedding, head, record=record)
     else:
         drafter = load_drafter(folder, record, embedding, head)
@@ -77,12 +70,14 @@ def read_released(folder: Path, record: TargetRecord, embedding: Tensor, head: T
 def _with_channel(drafter: Drafter, config: DrafterConfig, embedding: Tensor, head: Tensor) -> Drafter:
     """The same drafter with more channels in its Markov head: the first is 1 in every row of W1, in W2 they are 0."""
     tensors, added = parameters(drafter), config.markov_rank - drafter.config.markov_rank
-    w1, w2, confidence = tensors[MARKOV_W1], tensors[MARKOV_W2], tensors[CONFIDENCE[0]]
+    w1, w2 = tensors[MARKOV_W1], tensors[MARKOV_W2]
     width, constant = config.hidden_size, zeros(len(w1), added)
     constant[:, 0] = 1
     tensors[MARKOV_W1] = cat([constant, w1], 1)
     tensors[MARKOV_W2] = cat([zeros(len(w2), added), w2], 1)
-    tensors[CONFIDENCE[0]] = cat([confidence[:, :width], zeros(1, added), confidence[:, width:]], 1)
+    if config.confidence:
+        confidence = tensors[CONFIDENCE[0]]
+        tensors[CONFIDENCE[0]] = cat([confidence[:, :width], zeros(1, added), confidence[:, width:]], 1)
     result = build_drafter(config, embedding, head, drafter.draft_token_ids.cpu())
     result.load_state_dict(tensors)
     return result.eval().requires_grad_(False)

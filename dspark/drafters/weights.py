@@ -124,6 +124,15 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise DataError(f"{path}: not a whole safetensors file: {reason}", "fetch the drafter again") from None
 
 
+def tensor_names(folder: Path) -> set[str]:
+    """Names of a drafter's tensors without the prefix that some writers put before them, by their headers.
+
+    Raises:
+        DataError: no weights, or files that are missing or none.
+    """
+    return {name.removeprefix("model.") for file in drafter_files(folder) for name in read_header(folder / file)}
+
+
 def dtypes(tensors: Iterable[StoredTensor | None]) -> dict[str, int]:
     """Elements by dtype of the tensors whose headers were read, most first."""
     counts: dict[str, int] = {}

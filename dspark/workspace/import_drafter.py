@@ -17,12 +17,12 @@ from dspark.config.declared import NAME, read_mapping
 from dspark.config.layers import Origin, Overlay
 from dspark.config.models import DrafterSettings
 from dspark.config.resolve import resolve
-from dspark.drafters.fitting import released_config, settings_of
+from dspark.drafters.fitting import read_released_config, settings_of
 from dspark.drafters.origin import DrafterOrigin
 from dspark.drafters.weights import CONFIG, drafter_files
-from dspark.errors import DataError, SettingsError
+from dspark.errors import SettingsError
 from dspark.io.atomic import write_text
-from dspark.io.jsonfile import model_json, read_json
+from dspark.io.jsonfile import model_json
 from dspark.io.progress import install_stop_signals
 from dspark.io.yamlfile import yaml_text
 from dspark.targets.catalogue import read_target
@@ -104,10 +104,9 @@ def import_drafter(workspace: Workspace, request: ImportRequest, listener: Liste
     progress = ListenedProgress(listener, f"{STAGE}@{request.target}")
     release = find_release(request.source, request.revision, weights=True, progress=progress)
     path = release.folder / CONFIG
-    value = read_json(path, DataError, "name the folder of the drafter's checkpoint")
     with run_lock(workspace, f"dspark import {request.source}", listener.note):
         record = materialise(spec, root=workspace.root, progress=progress)
-        settings = settings_of(released_config(value, record, str(path)), str(path))
+        settings = settings_of(read_released_config(release.folder, record), str(path))
         names = drafter_files(release.folder)
         parameters, notes = _verified(workspace, release.folder, record)
         index = [INDEX] if (release.folder / INDEX).is_file() else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from dspark.config.models import Build
 from dspark.drafters.dialects import layout_of
-from dspark.drafters.fitting import released_config, require_declared
+from dspark.drafters.fitting import read_released_config, require_declared
 from dspark.drafters.origin import LISTING, DrafterOrigin, StoredFile, read_origin
 from dspark.drafters.weights import CONFIG
 from dspark.errors import DataError, IntegrityError, PreflightError
@@ -97,7 +97,6 @@ def imported_files(workspace: Workspace, build: Build) -> dict[str, str]:
     origin = kept_drafter(workspace, digest)
     record = workspace.target_record(build.target.name)
     if record.is_file():
-        path = workspace.imported(digest) / CONFIG
-        config = released_config(read_json(path, IntegrityError), read_record(record), str(path))
+        config = read_released_config(workspace.imported(digest), read_record(record), IntegrityError)
         require_declared(config, build.drafter, build.name)
     return {name: file.sha256 for name, file in sorted(origin.files.items())}

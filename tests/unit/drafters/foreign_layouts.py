@@ -24,6 +24,19 @@ def flat(drafter: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def chain(drafter: Any) -> dict[str, Any]:
+    """DeepSpec's of an EAGLE-3: how far it was trained to draft, and neither masks nor heads."""
+    value = flat(drafter)
+    own = ("block_size", "mask_token_id", "markov_rank", "markov_head_type", "enable_confidence_head")
+    return {
+        **{key: inner for key, inner in value.items() if key not in own},
+        "architectures": ["Qwen3Eagle3Model"],
+        "ttt_length": value["block_size"],
+        "step_loss_decay": 0.8,
+        "draft_num_hidden_layers": 1,
+    }
+
+
 def nested(drafter: Any) -> dict[str, Any]:
     """SpecForge's: everything of the drafter one level down."""
     value = flat(drafter)
@@ -69,5 +82,6 @@ def moved(drafter: Any, seed: int = 3) -> Any:
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-        drafter.markov_head.reset_constant_channel()
+        if hasattr(drafter, "markov_head"):
+            drafter.markov_head.reset_constant_channel()
     return drafter.eval().requires_grad_(False)

@@ -14,6 +14,7 @@ from dspark.errors import DataError
     ("value", "layout"),
     [
         ({"architectures": ["Qwen3DSparkModel"], "block_size": 7}, "deepspec"),
+        ({"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}, "deepspec"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark"}}, "specforge"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"block_size": 7}}, "specforge"),
         # As save_pretrained of speculators 0.9.0 calls it, and as the class is declared.
@@ -35,6 +36,10 @@ def test_layouts_are_told_apart(value: dict[str, Any], layout: str) -> None:
         ({"architectures": ["Qwen3ForCausalLM"], "block_size": 7}, r"architectures is \['Qwen3ForCausalLM'\]"),
         ({"architectures": ["Gemma4DSparkModel"], "block_size": 7}, "Gemma4DSparkModel"),
         ({"architectures": ["Qwen3DSparkModel"]}, "no block_size, neither here nor in dflash_config"),
+        ({"architectures": ["Qwen3Eagle3Model"], "block_size": 7}, "no ttt_length"),
+        ({"architectures": ["DFlashDraftModel"], "block_size": 16}, "with markov_rank 0, its first slot drafts"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, r"Qwen3Eagle3Model, with the whole vocabulary\)"),
+        ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dflash"}}, "is 'dflash'"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "domino"}}, "is 'domino'"),
         ({"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}, "of the kind 'eagle3'"),
         ({"speculators_config": {}}, "of the kind None"),

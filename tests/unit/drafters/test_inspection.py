@@ -14,9 +14,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # foreign_layouts.py
 
-from foreign_layouts import LAYOUTS, flat, write
+from foreign_layouts import LAYOUTS, chain, flat, write
 
+from dspark.drafters.checkpoint import write_union
 from dspark.drafters.inspection import BundledInspection, Inspection, inspect_folder
+from dspark.drafters.kinds import build_drafter
 from dspark.errors import DataError
 
 # As the config of the released DeepSeek-V4-Flash-DSpark says it (SGLang's own tests), with the target's keys beside.
@@ -74,11 +76,33 @@ def test_nothing_is_filled_in_and_what_keeps_it_out_is_said(make_drafter: Any, t
     assert [text.partition(":")[0] for text in found.problems] == [
         "mask_token_id is missing",
         "its blocks attend causally or through a window, which is not supported",
-        "it has no whole confidence head, so there is nothing to calibrate",
+        "its confidence head is not whole",
     ]
     (tmp_path / "d/model.safetensors").unlink()
     without = inspect_folder(tmp_path / "d")
     assert isinstance(without, Inspection) and without.weights is None and without.confidence_head is None
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_drafters_without_heads_are_shown_as_such(
+    make_drafter: Any, make_config: Any, record: Any, tmp_path: Path, kind: str
+) -> None:
+    headless = {"markov_type": "none", "markov_rank": 0, "confidence": False}
+    if kind == "dspark":
+        drafter = make_drafter(**headless)
+        value = {key: inner for key, inner in flat(drafter).items() if key != "markov_head_type"}
+    else:
+        config = make_config(kind=kind, layers=1, **headless)
+        drafter = build_drafter(config, torch.zeros(40, 32), torch.zeros(40, 32))
+        value = chain(drafter)
+    found = inspect_folder(write(tmp_path / "d", value, drafter.state_dict()))
+    assert isinstance(found, Inspection)
+    assert (found.kind, found.gamma, found.markov_type, found.markov_rank) == (kind, 4, "none", 0)
+    assert found.confidence_head is False and found.problems == ()
+    write_union(tmp_path / "ours", drafter, record, untrained=True)
+    ours = inspect_folder(tmp_path / "ours")
+    assert isinstance(ours, Inspection) and (ours.layout, ours.kind, ours.problems) == ("dspark", kind, ())
+    assert (ours.gamma, ours.markov_type, ours.markov_rank, ours.confidence_head) == (4, "none", 0, False)
 
 
 def test_pickles_and_cut_off_files_are_refused_by_name(make_drafter: Any, tmp_path: Path) -> None:

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).parent))  # foreign_layouts.py
 
-from foreign_layouts import LAYOUTS, flat, speculators, write
+from foreign_layouts import LAYOUTS, chain, flat, speculators, write
 
 from dspark.config.models import DrafterSettings, MarkovSettings
 from dspark.drafters.checkpoint import read_checkpoint, write_union
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.drafters.fitting import released_config, require_declared, settings_of
+from dspark.drafters.fitting import read_released_config, released_config, require_declared, settings_of
 from dspark.drafters.released import foreign_ends, read_released
 from dspark.errors import DataError, IntegrityError, SettingsError
 
@@ -120,11 +121,8 @@ def test_a_target_with_its_drafter_inside_is_sent_to_its_engines(shaped: Any) ->
         ({"extra": torch.zeros(2)}, "extra is unexpected"),
         ({"fc.weight": torch.ones(32, 63)}, r"fc.weight is \[32, 63\], expected \[32, 64\]"),
         ({"norm.weight": torch.ones(32)}, "all 0 or all 1, as if training had never moved them: norm.weight"),
-        ({"confidence_head.proj.bias": None}, "confidence_head.proj.bias missing: .* nothing to calibrate"),
-        (
-            {"confidence_head.proj.bias": None, "confidence_head.proj.weight": None},
-            "weight and confidence_head.proj.bias missing",
-        ),
+        ({"confidence_head.proj.bias": None}, "confidence_head.proj.bias is missing"),
+        ({"confidence_head.proj.weight": None}, "confidence_head.proj.weight is missing"),
     ],
 )
 def test_tensors_that_no_build_could_go_on_with_are_refused(
@@ -166,6 +164,101 @@ def test_a_reduced_vocabulary_of_others_gets_a_constant_channel_and_says_the_sam
     write_union(tmp_path / "union", found, shaped, dtype="float32")
     served = read_checkpoint(tmp_path / "union", drafter.embedding, whole, record=shaped)
     assert torch.equal(said(served)[0].argmax(-1), ids[said(drafter)[0].argmax(-1)])
+
+
+DEEPSPEC = Path(__file__).parents[2] / "data" / "deepspec"
+
+
+@pytest.mark.parametrize("name", ["dspark", "dspark-gated", "dspark-rnn", "dflash", "eagle3"])
+def test_what_deepspec_itself_wrote_is_read_as_the_kind_that_it_is(shaped: Any, tmp_path: Path, name: str) -> None:
+    """Its own `config.json` and tensors; what such drafters compute is held against it in test_deepspec.py."""
+    with safe_open(DEEPSPEC / f"{name}.safetensors", "pt") as file:
+        value = json.loads(file.metadata()["config"])
+        tensors = {
+            key.removeprefix("weights/"): file.get_tensor(key)
+            for key in file.keys()  # noqa: SIM118
+            if key.startswith("weights/")
+        }
+    mask = value.get("mask_token_id", 9)  # a chain has none
+    target = {
+        "hidden_size": 16, "vocab_physical": 24, "num_layers": 8, "max_position": 64, "mask_token_id": mask,
+        "taps": tuple(value["target_layer_ids"]),
+        "text_config": {
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 24,
+            "rms_norm_eps": 1e-5,
+        },
+    }  # fmt: skip
+    record = SimpleNamespace(**vars(shaped) | target)
+    ends = tensors["embed_tokens.weight"].float(), tensors["lm_head.weight"].float()
+    folder = write(tmp_path / "d", value, tensors)
+    found = read_released(folder, record, *ends)
+    own = {key: tensor for key, tensor in tensors.items() if key not in ("embed_tokens.weight", "lm_head.weight")}
+    assert found.state_dict().keys() == own.keys() and foreign_ends(folder, *ends) == []
+    assert all(torch.equal(tensor, own[key].float()) for key, tensor in found.state_dict().items())
+    settings = settings_of(found.config, "x")
+    assert (settings.family, settings.gamma, found.config.mask_token_id) == (name, 4, mask)
+    assert settings.confidence is (name not in ("dflash", "eagle3"))
+    assert settings.layers == value["num_hidden_layers"]
+
+
+def test_without_a_confidence_head_there_is_none_whatever_the_file_says(
+    make_drafter: Any, shaped: Any, tmp_path: Path
+) -> None:
+    drafter = make_drafter(confidence=False)
+    value = flat(drafter)
+    assert value["enable_confidence_head"] is True
+    found = read(write(tmp_path / "d", value, drafter.state_dict()), drafter, shaped)
+    assert found.config == drafter.config and settings_of(found.config, "x").confidence is False
+    assert read_released_config(tmp_path / "d", shaped) == drafter.config
+
+
+def test_a_confidence_head_needs_a_sequential_one_to_read(make_drafter: Any, shaped: Any, tmp_path: Path) -> None:
+    drafter = make_drafter(markov_type="none", markov_rank=0, confidence=False)
+    head = {"confidence_head.proj.weight": torch.randn(1, 32), "confidence_head.proj.bias": torch.randn(1)}
+    with pytest.raises(DataError, match="confidence head without the sequential head"):
+        read(write(tmp_path / "d", flat(drafter), drafter.state_dict() | head), drafter, shaped)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"norm_before_fc": True}, "norm_before_fc is set"),
+        ({"layer_types": ["sliding_attention"]}, "chains attend through a window"),
+        ({"num_hidden_layers": 2}, "kind eagle3 has one layer"),
+        ({"draft_vocab_size": 12}, "kind eagle3 has the whole vocabulary"),
+    ],
+)
+def test_other_eagle3_drafters_are_refused_by_their_config(
+    make_config: Any, shaped: Any, change: dict[str, Any], reason: str
+) -> None:
+    config = make_config(kind="eagle3", layers=1, markov_type="none", markov_rank=0, confidence=False)
+    value = chain(SimpleNamespace(config=config))
+    assert released_config(value, shaped, "x") == config
+    with pytest.raises(DataError, match=reason):
+        released_config(value | change, shaped, "config.json")
+
+
+@pytest.mark.parametrize("heads", [{"markov_type": "none", "markov_rank": 0}, {}])
+def test_a_reduced_vocabulary_without_a_confidence_head_says_the_same(
+    make_drafter: Any, shaped: Any, tmp_path: Path, heads: dict[str, Any]
+) -> None:
+    """A Markov head gets its constant channel; without one, what stands for it in the union has it anyhow."""
+    drafter = make_drafter(draft_vocab_size=12, confidence=False, **heads)
+    ids = drafter.draft_token_ids
+    whole = torch.randn(40, 32, generator=torch.Generator().manual_seed(9))
+    whole[ids] = drafter.head
+    tensors = drafter.state_dict() | {"lm_head.weight": whole[ids], "d2t": ids - torch.arange(12)}
+    folder = write(tmp_path / "d", flat(drafter) | {"draft_vocab_size": 12}, tensors)
+    found = read_released(folder, shaped, drafter.embedding, whole)
+    assert found.config == drafter.config.model_copy(update={"markov_rank": 0 if heads else 8})
+    assert torch.equal(found.draft_token_ids, ids)
+    write_union(tmp_path / "union", found, shaped, dtype="float32", untrained=True)
+    hidden, previous = torch.randn(5, 32, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+    served = read_checkpoint(tmp_path / "union", drafter.embedding, whole, record=shaped)
+    said = [one.base_logits(hidden) + one.chain().bias(previous, hidden) for one in (drafter, served)]
+    if not heads:
+        assert torch.equal(said[1].argmax(-1), ids[said[0].argmax(-1)])
+    torch.testing.assert_close(said[1][:, ids], said[0], rtol=1e-6, atol=1e-6)
 
 
 def test_shards_are_read_by_their_index_and_pickles_beside_them_are_not(
@@ -220,6 +313,14 @@ def test_a_build_must_describe_the_drafter_that_it_imports(make_config: Any) -> 
     ) as refused:
         require_declared(config, DrafterSettings(draft_vocab_size=12), "mine")
     assert "--set drafter.draft_vocab_size=null" in refused.value.hint and "--set drafter.gamma=4" in refused.value.hint
+
+
+def test_a_build_says_which_kind_and_heads_it_imports(make_config: Any) -> None:
+    config = make_config(kind="eagle3", layers=1, markov_type="none", markov_rank=0, confidence=False)
+    require_declared(config, settings_of(config, "x"), "mine")
+    with pytest.raises(SettingsError, match=r"drafter\.kind is dspark, the imported drafter's is eagle3") as refused:
+        require_declared(config, DrafterSettings(gamma=4, layers=1), "mine")
+    assert "--set drafter.kind=eagle3" in refused.value.hint and "--set drafter.confidence=false" in refused.value.hint
 
 
 def test_our_own_drafter_class_reads_what_the_fixture_made(make_drafter: Any) -> None:

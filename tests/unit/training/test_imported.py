@@ -13,12 +13,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "drafters"))  # foreign_layouts.py
 
-from foreign_layouts import LAYOUTS, moved, write
+from foreign_layouts import LAYOUTS, chain, flat, moved, write
 
 from dspark.drafters.checkpoint import read_checkpoint, write_union
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import build_drafter
 from dspark.drafters.origin import LISTING, DrafterOrigin
 from dspark.drafters.reduced import read_trainable
+from dspark.drafters.released import read_released
 from dspark.errors import DataError, IntegrityError
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import write_model
@@ -105,6 +107,29 @@ def test_what_is_measured_is_what_training_would_have_measured_before_its_first_
     trained = train(config, *target, make_sequences(9), rows, settings, tmp_path / "work", initial=Initial(drafter))
     assert metrics.dev == trained.metrics.initial
     assert metrics.dev_sequences == 5 and metrics.draft_vocab_coverage == 1.0 and 1 <= metrics.dev.dev_anchor_tau <= 4
+
+
+@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+def test_drafters_without_heads_are_handed_on_and_measured_as_their_kind(
+    config, target, make_sequences, make_settings, tmp_path, kind
+):
+    headless = config.model_copy(update={"kind": kind, "markov_type": "none", "markov_rank": 0, "confidence": False})
+    drafter = moved(build_drafter(headless, *target, seed=4))
+    layout = {"dspark": flat, "eagle3": chain}[kind]
+    folder, files = listed(write(tmp_path / "stored", layout(drafter), drafter.state_dict()), "deepspec")
+    rows, settings = make_sequences(4, seed=1), make_settings()
+    taken = take_over(folder, files, *target, RECORD, rows, settings)
+    trained = train(headless, *target, make_sequences(6), rows, settings, tmp_path / "work", initial=Initial(drafter))
+    assert taken.metrics.dev == trained.metrics.initial and taken.metrics.dev.dev_confidence is None
+    assert taken.metrics.geometry == {"dspark": "dflash-g3-l1-v24", "eagle3": "eagle3-g3-l1-v24"}[kind]
+    taken.write(tmp_path / "out", RECORD)
+    read = read_checkpoint(tmp_path / "out/drafter", *target, record=RECORD)
+    assert read.config == headless
+    assert all(torch.equal(value, drafter.state_dict()[name]) for name, value in read.state_dict().items())
+    # A package's folder of such a drafter is read as it was trained, not as engines are given it.
+    write_union(tmp_path / "union", read, RECORD, dtype="float32")
+    again = read_released(tmp_path / "union", RECORD, *target)
+    assert again.config == headless and again.state_dict().keys() == drafter.state_dict().keys()
 
 
 def test_the_metrics_say_imported_and_name_no_step_and_no_training_loss(

@@ -115,6 +115,7 @@ def test_nothing_is_left_of_an_import_that_fails(
         ({"gamma": 2}, "drafter.gamma is 2, the imported drafter's is 3"),
         ({"layers": 2}, "drafter.layers is 2, the imported drafter's is 1"),
         ({"markov": {"rank": 8}}, "drafter.markov.rank is 8, the imported drafter's is 4"),
+        ({"confidence": False}, "drafter.confidence is False, the imported drafter's is True"),
         ({"draft_vocab_size": 16}, "drafter.draft_vocab_size is 16, the imported drafter's is None"),
     ],
 )
