@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dspark.drafters.backbone import Rotary
 from dspark.drafters.config import DrafterConfig
 from dspark.errors import SettingsError
 
@@ -32,6 +33,7 @@ class Drafter(nn.Module):
     embedding: Tensor
     head: Tensor
     draft_token_ids: Tensor
+    rotary: Rotary  # every kind places its states by the target's RoPE
 
     def __init__(
         self, config: DrafterConfig, embedding: Tensor, head: Tensor, draft_token_ids: Tensor | None = None

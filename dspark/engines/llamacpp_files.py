@@ -26,6 +26,8 @@ class LlamaCppEngine:
 
     def supports(self, config: DrafterConfig) -> str | None:
         """Why llama.cpp cannot run such a drafter, or None."""
+        if config.kind != "dspark":
+            return f"no file is written for llama.cpp of a drafter of kind {config.kind!r}"
         if config.markov_type != "vanilla":
             return f"llama.cpp reads only vanilla Markov heads, this one is {config.markov_type!r}"
         if config.attention_bias:

@@ -49,6 +49,9 @@ class SGLangEngine:
 
     def supports(self, config: DrafterConfig) -> str | None:
         """Why SGLang cannot serve such a drafter, or None."""
+        if config.kind == "eagle3":
+            # llama_eagle3.py: it would skip q_norm and k_norm without a word.
+            return f"SGLang {VERSION} has no norms of queries and keys in layers of EAGLE-3, this drafter has them"
         if config.target_model_type not in TARGETS:
             return f"SGLang {VERSION} hands out no layer outputs of {config.target_model_type!r} targets"
         return None

@@ -42,6 +42,8 @@ class TensorRTLLMEngine:
 
     def supports(self, config: DrafterConfig) -> str | None:
         """Why no supported release of TensorRT-LLM can serve such a drafter, or None."""
+        if config.kind == "eagle3":
+            return "TensorRT-LLM is not known to load layers of EAGLE-3 with norms of queries and keys"
         if config.markov_type != "vanilla":
             return f"TensorRT-LLM reads only vanilla Markov heads beside a target, this one is {config.markov_type!r}"
         if not config.confidence:

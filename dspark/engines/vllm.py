@@ -25,6 +25,7 @@ TARGETS = RECURRENT | frozenset(
         *("granite", "deepseek_v2", "deepseek_v3", "apertus", "cohere2_moe", "minicpm"),
     ]
 )
+_NAMES = {"dspark": "DSpark", "eagle3": "EAGLE-3"}
 FIXED_FILE, ADAPTIVE_FILE = "speculative_config.json", "speculative_config.adaptive.json"
 
 
@@ -35,7 +36,7 @@ class VLLMEngine:
 
     def supports(self, config: DrafterConfig) -> str | None:
         """Why vLLM cannot serve such a drafter, or None."""
-        if config.markov_type != "vanilla":
+        if config.kind == "dspark" and config.markov_type != "vanilla":
             return f"vLLM {VERSION} reads only vanilla Markov heads, this one is {config.markov_type!r}"
         if config.target_model_type not in TARGETS:
             return f"vLLM {VERSION} hands out no hidden states of {config.target_model_type!r} targets"
@@ -48,10 +49,12 @@ class VLLMEngine:
             SettingsError: the head or the target's family is not served.
         """
         require_support(self, inputs.drafter)
-        adaptive = inputs.drafter.target_model_type not in RECURRENT
+        # Of EAGLE-3 it is not known whether vLLM verifies adaptively.
+        chains = inputs.drafter.kind == "eagle3"
+        adaptive = not chains and inputs.drafter.target_model_type not in RECURRENT
         # Unknown keys are refused by vLLM, so nothing of ours travels in these files.
         config = {
-            "method": "dspark",
+            "method": inputs.drafter.kind,  # vLLM calls both as we do
             "model": "../../drafter",
             "num_speculative_tokens": inputs.drafter.gamma,
             "draft_sample_method": "greedy",
@@ -68,7 +71,7 @@ def _launch(inputs: EngineInputs, adaptive: bool) -> bytes:
     return launch_script(
         inputs,
         about=[
-            f"Serve {inputs.target.name} with its DSpark drafter in vLLM {VERSION}.",
+            f"Serve {inputs.target.name} with its {_NAMES[inputs.drafter.kind]} drafter in vLLM {VERSION}.",
             "dspark wrote this script by the released formats and has NOT run it: no vLLM was at hand.",
             "The drafter runs unquantised (the configuration names no quantisation), in the target's dtype.",
             "Further arguments go to vLLM: bash launch.sh --port 8000",
@@ -93,12 +96,17 @@ CHOICE = [
 _FIXED = [
     f"config={FIXED_FILE}",
     'if [ "${DSPARK_ADAPTIVE:-0}" != 0 ]; then',
-    '  echo "vLLM does not verify adaptively on this family of targets" >&2; exit 2',
+    '  echo "vLLM does not verify adaptively with this drafter or on this family of targets" >&2; exit 2',
     "fi",
 ]
 
 
 def _about_fixed(inputs: EngineInputs) -> list[str]:
+    if inputs.drafter.kind == "eagle3":
+        return [
+            "Whole chains are verified. Whether vLLM verifies chains of EAGLE-3 adaptively is not known.",
+            f"It is a drafter of vLLM {VERSION}'s class for EAGLE-3 with Qwen3 layers, whatever its target's family.",
+        ]
     family = inputs.drafter.target_model_type
     return [f"Whole blocks are verified. vLLM refuses adaptive verification on {family} targets: they keep a state."]
 

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def onnx_backends(drafter: Drafter, record: TargetRecord, folder: Path) -> dict[str, OnnxProposer]:
-    """The proposer `onnxruntime` on a drafter that is exported for it; none where ONNX Runtime is not installed.
+    """The proposer `onnxruntime` on a drafter that is exported for it; none if it has no graphs, or nothing runs them.
 
     Args:
         record: the target that the drafter belongs to.
         folder: for the exported files.
     """
-    if any(importlib.util.find_spec(module) is None for module in ("onnxruntime", "onnxscript")):
+    missing = any(importlib.util.find_spec(module) is None for module in ("onnxruntime", "onnxscript"))
+    if missing or drafter.config.kind != "dspark":
         return {}
     from dspark.engines.onnxruntime import OnnxProposer
     from dspark.export.onnx import export_onnx

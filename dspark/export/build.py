@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 UNION, DEEPSPEC, ONNX, TENSORRT, LLAMACPP = "drafter", "deepspec", "onnxruntime", "tensorrt", "llamacpp"
 PARITY = "parity.json"
 GGUF_PRECISION: Precision = "F16"
+_NO_GRAPHS = "drafters of kind {} are written as a checkpoint alone: no graph and no GGUF file is known of them"
 
 
 def export_build(
@@ -64,13 +65,16 @@ def export_build(
     Raises:
         GateError: a dialect does not draft what the drafter drafts, or the comparison could not tell.
         StageError: weights that are not finite or that training never moved.
-        SettingsError: a kind of drafter that is exported elsewhere.
         PreflightError: ONNX Runtime, which the ONNX files are checked with, is not installed.
     """
     progress = progress or Progress()
+    exact = copy.deepcopy(drafter).float().cpu().eval()
+    absent = {}
+    if exact.config.kind != "dspark":
+        absent = {name: _NO_GRAPHS.format(exact.config.kind) for name in ("onnx", "tensorrt", "gguf")}
+        settings = settings.model_copy(update={"onnx": False, "tensorrt": False, "gguf": False})
     as_gguf = target_file if settings.gguf else None
     progress.start("export", 2 + 2 * settings.onnx + (as_gguf is not None), unit="dialects")
-    exact = copy.deepcopy(require_dspark(drafter, "this export")).float().cpu().eval()
     reference = draft(exact, blocks)
     dialects = {"union": _union(exact, record, settings, blocks, out / UNION, embedding, head, untrained)}
     progress.advance()
@@ -91,10 +95,11 @@ def export_build(
         if settings.tensorrt:
             write_recipe(out / TENSORRT, out / ONNX, settings)
         progress.advance()
-    absent = {}
     if as_gguf is not None:
         try:
-            dialects["gguf"] = _gguf(exact, record, blocks, out / LLAMACPP, as_gguf(), embedding, head)
+            dialects["gguf"] = _gguf(
+                require_dspark(exact, "llama.cpp"), record, blocks, out / LLAMACPP, as_gguf(), embedding, head
+            )
         except SettingsError as reason:
             absent["gguf"] = reason.message
         progress.advance()
@@ -144,7 +149,7 @@ def _gguf(
 
 
 def _union(
-    exact: DSparkDrafter,
+    exact: Drafter,
     record: TargetRecord,
     settings: ExportSettings,
     blocks: ProbeBlocks,
@@ -159,7 +164,7 @@ def _union(
 
 
 def _stored(
-    exact: DSparkDrafter,
+    exact: Drafter,
     record: TargetRecord,
     settings: ExportSettings,
     blocks: ProbeBlocks,
@@ -168,8 +173,7 @@ def _stored(
     head: Tensor,
 ) -> Comparison:
     """Compare what a reader of a checkpoint would load with the drafter in the stored dtype."""
-    found = read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record)
-    reloaded = require_dspark(found, "this export").float()
+    reloaded = read_checkpoint(folder, embedding.cpu(), head.cpu(), record=record).float()
     stored = draft(rounded(exact, getattr(torch, settings.dtype)), blocks)
     return compare(
         stored, draft(reloaded, blocks), f"the trained drafter in torch, weights rounded to {settings.dtype}, float32"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dspark.drafters.backbone import Rotary
-from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.base import Drafter
 from dspark.errors import GateError
 from dspark.export.blocks import Drafts, Floats, ProbeBlocks, draft
 from dspark.export.report import CONFIDENCE_TOLERANCE, LOGIT_TOLERANCE, TIE, Comparison, ParityReport, judge_controls
@@ -62,7 +63,7 @@ def compare(reference: Drafts, other: Drafts, described: str) -> Comparison:
     )
 
 
-def negative_controls(drafter: DSparkDrafter, blocks: ProbeBlocks, reference: Drafts) -> dict[str, Comparison]:
+def negative_controls(drafter: Drafter, blocks: ProbeBlocks, reference: Drafts) -> dict[str, Comparison]:
     """Drafters that are wrong in one way each, put through the comparison.
 
     Args:
@@ -75,7 +76,11 @@ def negative_controls(drafter: DSparkDrafter, blocks: ProbeBlocks, reference: Dr
     # With one tap there is no neighbour to take for it; its channels are shifted instead.
     shift = width if len(config.taps) > 1 else 1
     faulty = {"taps shifted by one": draft(drafter, blocks, lambda features: features.roll(shift, dims=-1))}
-    if config.gamma > 1:  # a block of one is its anchor: there is no mask token in it
+    if config.kind == "eagle3":
+        # What stands at a position is its features and the token after it; readers have taken the one at it.
+        shifted = tuple(np.roll(row, 1) for row in blocks.tokens)
+        faulty["tokens shifted by one"] = draft(drafter, replace(blocks, tokens=shifted))
+    elif config.gamma > 1:  # a block of one is its anchor: there is no mask token in it
         faulty[f"mask token {wrong_mask}"] = draft(_variant(drafter, mask_token_id=wrong_mask), blocks)
     faulty["RoPE theta / 10"] = draft(_variant(drafter, rope=wrong_theta), blocks)
     return {name: compare(reference, drafts, "the drafter itself") for name, drafts in faulty.items()}
@@ -98,7 +103,7 @@ def judge(report: ParityReport) -> None:
     judge_controls(report.negative_controls, "export")
 
 
-def _variant(drafter: DSparkDrafter, **changes: Any) -> DSparkDrafter:
+def _variant(drafter: Drafter, **changes: Any) -> Drafter:
     variant = copy.deepcopy(drafter)
     variant.config = drafter.config.model_copy(update=changes)
     variant.rotary = Rotary(variant.config)
@@ -106,12 +111,12 @@ def _variant(drafter: DSparkDrafter, **changes: Any) -> DSparkDrafter:
 
 
 def rounded(
-    drafter: DSparkDrafter,
+    drafter: Drafter,
     dtype: torch.dtype,
     *,
     keep: Callable[[str], bool] = lambda name: False,
     head: bool = False,
-) -> DSparkDrafter:
+) -> Drafter:
     """A float32 copy whose trained weights have passed through `dtype`, as those of a stored checkpoint have.
 
     Args:

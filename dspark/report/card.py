@@ -23,7 +23,13 @@ from dspark.package.manifest import Description, DrafterPart
 from dspark.report import figures
 from dspark.report.markdown import code, measured, text
 
-_NAMES = {"dspark": "DSpark", "dspark-gated": "DSpark", "dspark-rnn": "DSpark", "dflash": "DFlash"}
+_NAMES = {
+    "dspark": "A DSpark",
+    "dspark-gated": "A DSpark",
+    "dspark-rnn": "A DSpark",
+    "dflash": "A DFlash",
+    "eagle3": "An EAGLE-3",
+}
 _METRICS = "evidence/evaluate/metrics.json"
 _LOSSLESS = "evidence/evaluate/lossless.json"
 _PARITY = "evidence/parity.json"
@@ -87,7 +93,7 @@ def _head(description: Description) -> str:
     return "\n\n".join(
         [
             f"# {text(description.name)}",
-            f"A {_NAMES.get(drafter.family, drafter.family)} drafter for speculative "
+            f"{_NAMES.get(drafter.family, f'A {drafter.family}')} drafter for speculative "
             f"decoding with {text(target.public_id)}: "
             f"{drafter.parameters:,} parameters in {drafter.dtype}, blocks of gamma = {drafter.gamma} "
             f"tokens{vocabulary}. It belongs to exactly this target and is of no use with another.",

@@ -287,6 +287,36 @@ def test_a_drafter_without_heads_goes_through_every_stage(tiny: tuple[Sandbox, F
     assert "A DFlash drafter" in (package / "README.md").read_text()
 
 
+@pytest.mark.long
+def test_a_chain_goes_through_every_stage(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
+    """Recipe eagle3 in a copy of the workspace: another network, the same corpus, loop, evaluation and package."""
+    before, _ = tiny
+    shutil.copytree(before.root, tmp_path / "workspace", symlinks=True)
+    sandbox = type(before)(tmp_path / "workspace")
+    sandbox.edit("pipeline/builds/tiny.yaml", lambda text: text + "recipe: eagle3\n")
+    done = sandbox.dspark("run", "--target", "tiny", "--no-publish", "--json", timeout=600)
+    assert done.code == 0, done.err
+    statuses = {stage["name"].partition("@")[0]: stage["status"] for stage in done.json["stages"]}
+    corpus = [statuses.pop(stage) for stage in ("prompts", "responses", "features")]
+    assert set(corpus) == {"up to date"} and set(statuses.values()) == {"ran"}
+
+    package = sandbox.root / PACKAGE
+    drafter = json.loads((package / "manifest.json").read_text())["drafter"]
+    assert (drafter["kind"], drafter["confidence"]["enabled"]) == ("eagle3", False)
+    metrics = json.loads((package / "evidence/evaluate/metrics.json").read_text())
+    assert set(metrics["throughput"]["arms"]) == {"none", "torch fixed"}
+    lossless = json.loads((package / "evidence/evaluate/lossless.json").read_text())
+    assert lossless["result"] == "pass" and lossless["greedy"]["drafts"] > 0
+    parity = json.loads((package / "evidence/parity.json").read_text())
+    assert {name: one["verdict"] for name, one in parity["dialects"].items()} == {"union": "equal"}
+    certificate = json.loads((package / "certificate.json").read_text())
+    written = {engine["engine"] for engine in certificate["engines"] if engine["status"] == "written"}
+    assert written == {"vllm"} and all(
+        engine["reason"] for engine in certificate["engines"] if engine["engine"] != "vllm"
+    )
+    assert "An EAGLE-3 drafter" in (package / "README.md").read_text()
+
+
 # Stages in which the run is killed: a file that says that something was saved, on which the blow falls, and how much
 # that is at least. `features` and `package` last a fifth of a second: there it falls as they begin, and may find them
 # done.

@@ -612,7 +612,7 @@ def test_without_a_cost_curve_tensorrt_llm_verifies_whole_blocks_and_says_why(tm
 def headless(**changes: Any) -> EngineInputs:
     """Of a drafter without a confidence head, as DFlash is served."""
     scheduler = inputs().scheduler.model_copy(update={"calibrations": (), "policy": "fixed(3)"})
-    return inputs(drafter=drafter(confidence=False), scheduler=scheduler, **changes)
+    return inputs(**{"drafter": drafter(confidence=False), "scheduler": scheduler} | changes)
 
 
 def test_sglang_verifies_whole_blocks_of_a_drafter_without_confidences(tmp_path: Path):
@@ -649,3 +649,22 @@ def test_llamacpp_is_told_to_leave_the_threshold_of_confidences_alone():
     assert "threshold(p) for --spec-draft-p-min p" in said(
         engine_files("llamacpp", inputs())["engines/llamacpp/launch.sh"]
     )
+
+
+def test_a_chain_is_served_by_vllm_and_refused_by_engines_that_would_misread_it():
+    """Its layer has norms of queries and keys, which SGLang's EAGLE-3 class would skip without a word."""
+    fields = {"kind": "eagle3", "layers": 1, "markov_type": "none", "markov_rank": 0, "confidence": False}
+    chain = headless(drafter=drafter(**fields))
+    files = engine_files("vllm", chain)
+    assert sorted(files) == ["engines/vllm/launch.sh", "engines/vllm/speculative_config.json"]
+    config = json.loads(files["engines/vllm/speculative_config.json"])
+    assert (config["method"], config["num_speculative_tokens"]) == ("eagle3", 3)
+    assert config["enable_adaptive_verification"] is False
+    assert "EAGLE-3 drafter in vLLM" in said(files["engines/vllm/launch.sh"])
+    for engine, reason in (
+        ("sglang", "no norms of queries and keys"),
+        ("tensorrt_llm", "not known to load layers of EAGLE-3"),
+        ("llamacpp", "kind 'eagle3'"),
+    ):
+        with pytest.raises(SettingsError, match=reason):
+            engine_files(engine, chain)
