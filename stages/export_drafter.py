@@ -5,12 +5,15 @@ from dspark.workspace.stage import stage
 
 @stage("export")
 def main(inputs, paths, progress):
+    from dspark.corpus.sequences import read_sequences
     from dspark.drafters.checkpoint import read_checkpoint
     from dspark.export.blocks import ProbeBlocks
     from dspark.export.build import export_build
-    from dspark.features.store import FeatureManifest, read_split
+    from dspark.features.online import open_split
+    from dspark.features.store import FeatureManifest
     from dspark.io.jsonfile import read_model
     from dspark.targets.ends import read_ends
+    from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
     from dspark.targets.served import described_file
 
@@ -18,7 +21,14 @@ def main(inputs, paths, progress):
     ends = read_ends(record, paths.root)
     drafter = read_checkpoint(paths.build / "train" / "drafter", ends.embedding, ends.head, record=record)
     manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
-    blocks = ProbeBlocks.of_sequences(read_split(manifest, "dev", paths.store / "features"))
+    dev = open_split(
+        manifest,
+        "dev",
+        paths.features,
+        sequences=lambda: read_sequences(paths.corpus / "responses" / "dev.jsonl"),
+        target=lambda: load_target(record, paths.root),
+    )
+    blocks = ProbeBlocks.of_sequences(dev)
     export_build(
         drafter,
         record,

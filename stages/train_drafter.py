@@ -1,14 +1,19 @@
 """Train the drafter of one build, or hand on the one that it imports (DVC stage `train`)."""
 
+from functools import cache, partial
+
 from dspark.workspace.stage import stage
 
 
 @stage("train")
 def main(inputs, paths, progress):
+    from dspark.corpus.sequences import read_sequences
     from dspark.drafters.config import DrafterConfig
-    from dspark.features.store import FeatureManifest, read_split
+    from dspark.features.online import open_split
+    from dspark.features.store import FeatureManifest
     from dspark.io.jsonfile import read_model
     from dspark.targets.ends import read_ends
+    from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
     from dspark.training.imported import take_over
     from dspark.training.trainer import train
@@ -17,9 +22,17 @@ def main(inputs, paths, progress):
     record = read_record(paths.target)
     ends = read_ends(record, paths.root)
     manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
+    target = cache(lambda: load_target(record, paths.root))  # if anything is to be computed, then by one target
 
     def split(name):
-        return read_split(manifest, name, paths.store / "features", max_length=inputs.training.max_length)
+        return open_split(
+            manifest,
+            name,
+            paths.features,
+            sequences=partial(read_sequences, paths.corpus / "responses" / f"{name}.jsonl"),
+            target=target,
+            max_length=inputs.training.max_length,
+        )
 
     if inputs.training.imported is not None:
         folder = paths.workspace.imported(inputs.training.imported)
@@ -43,6 +56,7 @@ def main(inputs, paths, progress):
         progress,
         eos_token_ids=record.eos_token_ids,
         initial=initial,
+        read_budget=paths.read_budget,
     )
     result.write(paths.out, record)
 

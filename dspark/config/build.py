@@ -239,7 +239,7 @@ class BuildReader:
         path = "params.yaml"
         values = self.mapping(path)
         defaults = values.pop("defaults", None) or {}
-        known = {*SECTIONS, "defaults", "tracking"}  # the last is read by `registry.address`
+        known = {*SECTIONS, "defaults", "tracking", "store"}  # the last two: `registry.address`, `workspace.stores`
         file = Origin("params.yaml", path, self.root / path)
         for key in values.keys() - known:
             mistakes.append(Mistake(file.at([key]), f"unknown key {key!r}", suggestion(key, known)))

@@ -20,6 +20,8 @@ Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 Count = Annotated[int, Field(gt=0)]
 VERSION_RANGE = r"^(>=|<=|==|<|>)[0-9][0-9.]*(,(>=|<=|==|<|>)[0-9][0-9.]*)*$"
 DType = Literal["float32", "bfloat16", "float16"]
+FeatureDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]  # the last two with scales; fp8 is e4m3
+FeatureMode = Literal["cached", "online", "hybrid"]
 
 
 class Settings(BaseModel):
@@ -170,10 +172,17 @@ class ResponseSettings(Settings):
 class FeatureSettings(Settings):
     """Stage `features`."""
 
-    mode: Literal["cached"] = "cached"
-    dtype: DType = "bfloat16"
+    mode: FeatureMode = "cached"  # stored, computed while training runs, or stored as far as `cache_gib` goes
+    cache_gib: float | None = Field(default=None, gt=0)  # of hybrid: for all shards of the corpus
+    dtype: FeatureDType = "bfloat16"  # of storage
     sequences_per_shard: int = Field(default=64, gt=0)
-    batch_tokens: int = Field(default=4096, gt=0)  # padded tokens per forward
+    batch_tokens: int = Field(default=4096, gt=0)  # padded tokens per forward, on an accelerator
+
+    @model_validator(mode="after")
+    def _possible(self) -> FeatureSettings:
+        if (self.mode == "hybrid") != (self.cache_gib is not None):
+            raise ValueError(f"mode hybrid needs cache_gib, the others have no use for it; mode is {self.mode}")
+        return self
 
 
 class CorpusSettings(Settings):
@@ -421,6 +430,13 @@ class TrackingSettings(Settings):
     """`tracking` of `params.yaml`: where packages are registered. No part of a build, which it does not change."""
 
     uri: str | None = None  # None: a SQLite database inside the workspace
+
+
+class StoreSettings(Settings):
+    """`store` of `params.yaml`: where features lie, how they are read. No part of a build, which it does not change."""
+
+    features: str | None = None  # a folder, relative to the workspace or absolute; None: .dspark/store/features
+    read_budget_mib: int = Field(default=512, ge=16)  # of memory for reading features, per training process
 
 
 class Hardware(Settings):

@@ -187,6 +187,8 @@ class Stage:
 
 _TARGET = "targets/{target}.json"
 _FINGERPRINT = ".dspark/fingerprints/{profile}.json"
+# Of what is not stored, training computes the features from the responses themselves.
+_RESPONSES = ("corpora/{corpus}/responses/train.jsonl", "corpora/{corpus}/responses/dev.jsonl")
 _COST = "profiles/{target}@{geometry}@{profile}"  # `cost.json`, or `absent.json` for a profile without access
 
 STAGES: tuple[Stage, ...] = (
@@ -211,7 +213,7 @@ STAGES: tuple[Stage, ...] = (
         "train",
         "train_drafter",
         "builds",
-        (_TARGET, "corpora/{corpus}/features/manifest.json"),
+        (_TARGET, "corpora/{corpus}/features/manifest.json", *_RESPONSES),
         "builds/{key}/train",
         TrainInputs,
     ),
@@ -239,6 +241,7 @@ STAGES: tuple[Stage, ...] = (
             _TARGET,
             "builds/{key}/train/drafter",
             "corpora/{corpus}/features/manifest.json",
+            _RESPONSES[1],
         ),
         "builds/{key}/export",
         ExportInputs,

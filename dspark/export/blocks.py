@@ -18,7 +18,8 @@ from dspark.drafters.kinds import require_dspark, require_eagle3
 from dspark.errors import DataError
 
 if TYPE_CHECKING:
-    from dspark.features.store import FeatureSequence
+    from dspark.features.shards import FeatureSequence
+    from dspark.features.sources import FeatureRow
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -54,7 +55,7 @@ class ProbeBlocks:
 
     @classmethod
     def of_sequences(
-        cls, sequences: Sequence[FeatureSequence], *, count: int = 64, longest: int = 512, seed: int = 0
+        cls, sequences: Sequence[FeatureSequence | FeatureRow], *, count: int = 64, longest: int = 512, seed: int = 0
     ) -> ProbeBlocks:
         """Blocks at random anchors of responses, the sequences taken in turn.
 

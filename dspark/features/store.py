@@ -2,25 +2,25 @@
 
 A shard is one safetensors file `<key>.safetensors` of whole sequences, their tokens one after the other:
 `token_ids` int64 [T], `offsets` int64 [n + 1], `prompt_lengths` int64 [n], `taps` [T, m*d], `last_hidden` [T, d],
-`logsumexp` float32 [T], and in its header the ids and domains. Its key is the digest of the target, the taps, the
-dtype, the algorithm's revision and the sequences (architecture.md, section 6), so equal keys hold equal features
-whoever made them. This module loads torch only to hand out tensors; checking a store needs none.
+`logsumexp` float32 [T], with compressed dtypes `taps_scales` [T, m] and `last_hidden_scales` [T, groups]; in its header
+the ids, the domains and a checksum per sequence. Its key is the digest of the target, the taps, the dtype, the
+algorithm's revision and the sequences (architecture.md, section 6), so equal keys hold equal features whoever made
+them. This module loads torch only to write; checking a store needs none.
 """
 
 from __future__ import annotations
 
-import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dspark.config.models import Digest, DType
-from dspark.errors import DataError, IntegrityError
+from dspark.config.models import Digest, FeatureDType, FeatureMode
+from dspark.errors import DataError
 from dspark.io.atomic import atomic_path
-from dspark.io.digest import digest_file, digest_json
+from dspark.io.digest import digest_bytes, digest_file, digest_json
 from dspark.io.jsonfile import canonical_json, read_model, write_model
 
 if TYPE_CHECKING:
@@ -28,20 +28,39 @@ if TYPE_CHECKING:
 
     from dspark.corpus.sequences import TokenSequence
 
-# Raised whenever the same inputs would give other features: it is part of every key.
-REVISION = 1
+# Raised whenever the same inputs would give other features or another layout: it is part of every key.
+REVISION = 2
+SUFFIX = ".safetensors"
+INDEX = ("offsets", "prompt_lengths")
+FEATURES = ("taps", "taps_scales", "last_hidden", "last_hidden_scales", "logsumexp")  # in the order of checksums
+REPAIR = "dspark store verify --repair, then `dspark run` makes it again"
+
+_HEADER_BYTES = 4096  # of a shard's header and index, beside what grows with its sequences
 
 
 class ShardEntry(BaseModel):
-    """One shard of a corpus."""
+    """One shard of a corpus; without bytes and sha256 it is not stored, and computed where it is needed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: Digest
-    bytes: int = Field(gt=0)
-    sha256: Digest
     sequences: int = Field(gt=0)
     tokens: int = Field(gt=0)
+    bytes: int | None = Field(default=None, gt=0)
+    sha256: Digest | None = None
+    # Of the header, which holds a checksum of everything else: what is read in parts is compared with it.
+    header_sha256: Digest | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ShardEntry:
+        if (self.bytes is None) != (self.sha256 is None):
+            raise ValueError("bytes and sha256 belong together")
+        return self
+
+    @property
+    def stored(self) -> bool:
+        """True if the shard lies in the store."""
+        return self.sha256 is not None
 
 
 class FeatureManifest(BaseModel):
@@ -52,28 +71,41 @@ class FeatureManifest(BaseModel):
     schema_: Literal["dspark/features/1"] = Field(default="dspark/features/1", alias="schema")
     target_digest: Digest
     taps: tuple[int, ...]
-    dtype: DType
+    dtype: FeatureDType
     hidden_size: int
+    mode: FeatureMode = "cached"
     revision: int = REVISION
     splits: dict[str, tuple[ShardEntry, ...]]
 
+    @property
+    def stored(self) -> dict[str, ShardEntry]:
+        """The shards that lie in the store, by key."""
+        return {entry.key: entry for entries in self.splits.values() for entry in entries if entry.stored}
 
-@dataclass(frozen=True)
-class FeatureSequence:
-    """One prompt with its response and what the target's layers say about each of its tokens."""
+    def entries(self, split: str) -> tuple[ShardEntry, ...]:
+        """The shards of a split, in the corpus's order.
 
-    id: str
-    domain: str
-    token_ids: Tensor  # int64 [S]
-    prompt_length: int  # tokens before the response
-    taps: Tensor  # [S, m*d], outputs of the tapped layers, ascending
-    last_hidden: Tensor  # [S, d], after the target's final norm
-    logsumexp: Tensor  # float32 [S], over the whole vocabulary of the float32 cast of the target's logits
+        Raises:
+            DataError: no such split.
+        """
+        if split not in self.splits:
+            raise DataError(f"the features have no split {split!r}, only {sorted(self.splits)}")
+        return self.splits[split]
+
+    @property
+    def bytes(self) -> int:
+        """What those take there."""
+        return sum(entry.bytes or 0 for entry in self.stored.values())
 
 
 def shard_path(store: Path, key: str) -> Path:
     """Where a shard lies."""
-    return store / f"{key}.safetensors"
+    return store / f"{key}{SUFFIX}"
+
+
+def entry_path(store: Path, key: str) -> Path:
+    """Where the entry of a shard lies, which is written when the shard is whole."""
+    return store / f"{key}.json"
 
 
 def shard_key(target_digest: str, taps: Sequence[int], dtype: str, sequences: Sequence[TokenSequence]) -> str:
@@ -82,50 +114,79 @@ def shard_key(target_digest: str, taps: Sequence[int], dtype: str, sequences: Se
     return digest_json([target_digest, list(taps), dtype, REVISION, digest_json(rows)])
 
 
-def bytes_per_token(hidden_size: int, taps: int, dtype: str) -> int:
-    """What a token of features takes on disk: taps, last hidden, logsumexp and the id."""
-    return hidden_size * (taps + 1) * {"float32": 4, "bfloat16": 2, "float16": 2}[dtype] + 4 + 8
+def most_bytes(sequences: Sequence[TokenSequence], token_bytes: int) -> int:
+    """What a shard of these sequences takes on disk at most.
+
+    Args:
+        token_bytes: `sizes.bytes_per_token`.
+    """
+    tokens = sum(len(row.token_ids) for row in sequences)
+    names = canonical_json([[row.id, row.domain] for row in sequences])
+    # Inside the header's JSON a name's quotes are escaped; a checksum has ten digits, an index entry eight bytes twice.
+    return tokens * token_bytes + 2 * len(names.encode()) + len(sequences) * 2 * (8 + 12) + _HEADER_BYTES
 
 
 def write_shard(store: Path, key: str, sequences: Sequence[TokenSequence], tensors: Mapping[str, Tensor]) -> ShardEntry:
     """Write a shard, then its entry beside it, each atomically: a shard with an entry is whole.
 
     Args:
-        tensors: `taps`, `last_hidden` and `logsumexp` of all tokens, sequence after sequence.
+        tensors: some of `FEATURES`, of all tokens, sequence after sequence.
     """
     import torch
     from safetensors.torch import save_file
 
     lengths = torch.tensor([0, *(len(row.token_ids) for row in sequences)], dtype=torch.int64)
-    tokens = [token for row in sequences for token in row.token_ids]
+    tokens = torch.tensor([token for row in sequences for token in row.token_ids], dtype=torch.int64)
     index = {
-        "token_ids": torch.tensor(tokens, dtype=torch.int64),
         "offsets": lengths.cumsum(0),
         "prompt_lengths": torch.tensor([row.prompt_length for row in sequences], dtype=torch.int64),
     }
-    names = canonical_json([[row.id, row.domain] for row in sequences])
+    names = [[row.id, row.domain] for row in sequences]
+    present = [tensors[name] for name in FEATURES if name in tensors]
+    parts = list(zip(index["offsets"].tolist(), index["offsets"][1:].tolist(), strict=False))
+    checksums = {
+        "index": checksum([canonical_json(names).encode(), *(_bytes(index[name]) for name in INDEX)]),
+        "tokens": [checksum([_bytes(tokens[start:stop])]) for start, stop in parts],
+        "features": [checksum([_bytes(tensor[start:stop]) for tensor in present]) for start, stop in parts],
+    }
+    # One key: safetensors writes several in any order, and equal features should be equal bytes.
+    metadata = {"index": canonical_json({"names": names, "checksums": checksums})}
     path = shard_path(store, key)
     with atomic_path(path) as temporary:
-        save_file({**index, **tensors}, temporary, metadata={"sequences": names})
+        save_file({**index, "token_ids": tokens, **tensors}, temporary, metadata=metadata)
         entry = ShardEntry(
             key=key,
             bytes=temporary.stat().st_size,
             sha256=digest_file(temporary),
+            header_sha256=_header_digest(temporary),
             sequences=len(sequences),
             tokens=len(tokens),
         )
-    write_model(path.with_suffix(".json"), entry)
+    write_model(entry_path(store, key), entry)
     return entry
+
+
+def checksum(parts: Sequence[Any]) -> int:
+    """crc32 of some buffers, one after the other."""
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return value
+
+
+def read_entry(store: Path, key: str) -> ShardEntry | None:
+    """What was written beside a shard when it was whole, or None."""
+    try:
+        entry = read_model(entry_path(store, key), ShardEntry)
+    except DataError:
+        return None
+    return entry if entry.key == key and entry.stored else None
 
 
 def shard_entry(store: Path, key: str) -> ShardEntry | None:
     """The entry of a shard that lies whole in the store, or None; reads no weights."""
-    path = shard_path(store, key)
-    try:
-        entry = read_model(path.with_suffix(".json"), ShardEntry)
-    except DataError:
-        return None
-    return entry if entry.key == key and not _damage(entry, store, deep=False) else None
+    entry = read_entry(store, key)
+    return entry if entry is not None and damage(entry, store) is None else None
 
 
 def known_entry(store: Path, key: str, sequences: Sequence[TokenSequence]) -> ShardEntry | None:
@@ -137,82 +198,21 @@ def known_entry(store: Path, key: str, sequences: Sequence[TokenSequence]) -> Sh
 
 def discard(store: Path, key: str) -> None:
     """Remove a shard and its entry, if they are there."""
-    path = shard_path(store, key)
-    path.with_suffix(".json").unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    entry_path(store, key).unlink(missing_ok=True)
+    shard_path(store, key).unlink(missing_ok=True)
 
 
 def damaged_shards(manifest: FeatureManifest, store: Path, *, deep: bool = False) -> list[ShardEntry]:
-    """Shards that are missing or not what the manifest says; loads no torch.
+    """Shards that should be stored and are missing or not what the manifest says; loads no torch.
 
     Args:
         deep: compare digests too, which reads every byte; otherwise only presence and size.
     """
-    return [entry for entries in manifest.splits.values() for entry in entries if _damage(entry, store, deep)]
+    return [entry for entry in manifest.stored.values() if damage(entry, store, deep=deep)]
 
 
-def read_split(
-    manifest: FeatureManifest, split: str, store: Path, *, max_length: int | None = None, verify: bool = True
-) -> list[FeatureSequence]:
-    """All sequences of a split, in the corpus's order, as memory-mapped tensors.
-
-    Args:
-        max_length: cut each sequence to so many tokens.
-        verify: compare each shard's sha256 with the manifest first.
-    Raises:
-        DataError: no such split.
-        IntegrityError: a shard is missing or damaged.
-    """
-    if split not in manifest.splits:
-        raise DataError(f"the features have no split {split!r}, only {sorted(manifest.splits)}")
-    sequences: list[FeatureSequence] = []
-    for entry in manifest.splits[split]:
-        damage = _damage(entry, store, deep=verify)
-        if damage:
-            path = shard_path(store, entry.key)
-            raise IntegrityError(f"{path}: {damage}", f"delete {path}, then `dspark run` makes it again")
-        sequences.extend(read_shard(shard_path(store, entry.key), max_length=max_length))
-    return sequences
-
-
-def read_shard(path: Path, *, max_length: int | None = None) -> list[FeatureSequence]:
-    """The sequences of one shard; their tensors are views of the memory-mapped file.
-
-    Raises:
-        IntegrityError: not a shard.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as handle:
-            names: list[list[str]] = json.loads(handle.metadata()["sequences"])
-            tensors: dict[str, Any] = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError, ValueError) as reason:
-        raise IntegrityError(
-            f"{path}: not a feature shard: {reason}", f"delete {path}, then `dspark run` makes it again"
-        ) from None
-    offsets = tensors["offsets"].tolist()
-    result = []
-    for number, (identity, domain) in enumerate(names):
-        start, stop = offsets[number], offsets[number + 1]
-        if max_length is not None:
-            stop = min(stop, start + max_length)
-        result.append(
-            FeatureSequence(
-                id=identity,
-                domain=domain,
-                token_ids=tensors["token_ids"][start:stop],
-                prompt_length=int(tensors["prompt_lengths"][number]),
-                taps=tensors["taps"][start:stop],
-                last_hidden=tensors["last_hidden"][start:stop],
-                logsumexp=tensors["logsumexp"][start:stop],
-            )
-        )
-    return result
-
-
-def _damage(entry: ShardEntry, store: Path, deep: bool) -> str | None:
-    """What is wrong with a stored shard, or None."""
+def damage(entry: ShardEntry, store: Path, *, deep: bool = False) -> str | None:
+    """What is wrong with a stored shard, or None; as `damaged_shards`."""
     path = shard_path(store, entry.key)
     try:
         size = path.stat().st_size
@@ -223,3 +223,15 @@ def _damage(entry: ShardEntry, store: Path, deep: bool) -> str | None:
     if deep and digest_file(path) != entry.sha256:
         return f"its sha256 is not {entry.sha256}"
     return None
+
+
+def _header_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        length = file.read(8)
+        return digest_bytes(length + file.read(int.from_bytes(length, "little")))
+
+
+def _bytes(tensor: Tensor) -> Any:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8).numpy().reshape(-1)

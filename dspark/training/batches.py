@@ -48,6 +48,12 @@ class Batch:
         moved: dict[str, Any] = {field.name: getattr(self, field.name).to(device) for field in fields(self)}
         return type(self)(**moved)
 
+    @property
+    def nbytes(self) -> int:
+        """What its numbers take in memory, but for a few that stand beside each slot."""
+        parts = (self.features, self.context_slots, self.visible, self.targets.target_hidden)
+        return sum(part.nbytes for part in parts)
+
 
 def make_batch(
     sequences: Sequence[TrainingSequence],

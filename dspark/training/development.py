@@ -8,12 +8,13 @@ cycle there. Use it to compare checkpoints of one run, never as tau.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dspark.features.sources import loaded
 from dspark.training.anchors import response_mask, spaced_anchors
 from dspark.training.batches import Batch
 from dspark.training.losses import ROWS, Multiplier, confidence_target
@@ -22,6 +23,7 @@ from dspark.training.objective import Objective, mean_losses
 from dspark.training.sequences import TrainingSequence
 
 DEV_ANCHORS = 32  # per sequence
+DEV_BYTES = 256 << 20  # of batches that are kept from one evaluation to the next
 
 
 @dataclass(frozen=True)
@@ -32,32 +34,56 @@ class DevBatch:
     target_columns: Tensor  # int64 [M], the target's argmax at the label's position as a draft column, -1: outside
 
 
-def dev_batches(
-    sequences: Sequence[TrainingSequence],
-    objective: Objective,
-    head: Tensor,
-    columns: Tensor | None,
-    *,
-    size: int,
-    max_length: int,
-    device: torch.device,
-) -> list[DevBatch]:
-    """The dev split as batches of `size` sequences; computed once, used at every evaluation.
+class DevBatches:
+    """The dev split as batches, the same at every evaluation.
+
+    The target's greedy tokens are found once. The batches themselves are kept as far as `keep_bytes` goes; the others
+    are made anew each time, so that a dev split of any size takes no more memory.
 
     Args:
         head: the target's whole LM head, [V, d].
         columns: see `make_batch`.
+        size: sequences per batch.
     """
-    method = method_of(objective.drafter.config)
-    result = []
-    for start in range(0, len(sequences), size):
-        group = sequences[start : start + size]
-        masks = [response_mask(min(len(row.token_ids), max_length), row.prompt_length) for row in group]
+
+    def __init__(
+        self,
+        sequences: Sequence[TrainingSequence],
+        objective: Objective,
+        head: Tensor,
+        columns: Tensor | None,
+        *,
+        size: int,
+        max_length: int,
+        device: torch.device,
+        keep_bytes: int = DEV_BYTES,
+    ) -> None:
+        self._sequences, self._columns, self._size, self._max_length = sequences, columns, size, max_length
+        self._config = objective.drafter.config
+        self._kept: dict[int, Batch] = {}
+        self._target_columns: list[Tensor] = []
+        for start in range(0, len(sequences), size):
+            batch = self._batch(start)
+            best = greedy_tokens(batch.targets.target_hidden.to(device), head, low_precision=objective.low_precision)
+            self._target_columns.append(best if columns is None else columns.to(device)[best])
+            keep_bytes -= batch.nbytes
+            if keep_bytes >= 0:
+                self._kept[start] = batch
+
+    def __len__(self) -> int:
+        return len(self._target_columns)
+
+    def __iter__(self) -> Iterator[DevBatch]:
+        for number, target_columns in enumerate(self._target_columns):
+            start = number * self._size
+            yield DevBatch(self._kept.get(start) or self._batch(start), target_columns)
+
+    def _batch(self, start: int) -> Batch:
+        group = self._sequences[start : start + self._size]
+        masks = [response_mask(min(len(row.token_ids), self._max_length), row.prompt_length) for row in group]
         anchors = [spaced_anchors(mask, DEV_ANCHORS) for mask in masks]
-        batch = method.batch(group, anchors, objective.drafter.config, columns, max_length)
-        best = greedy_tokens(batch.targets.target_hidden.to(device), head, low_precision=objective.low_precision)
-        result.append(DevBatch(batch, best if columns is None else columns.to(device)[best]))
-    return result
+        batch = method_of(self._config).batch
+        return batch(loaded(group), anchors, self._config, self._columns, self._max_length)
 
 
 @torch.no_grad()
@@ -69,7 +95,7 @@ def greedy_tokens(hidden: Tensor, head: Tensor, *, low_precision: bool) -> Tenso
 
 
 @torch.no_grad()
-def dev_sums(objective: Objective, batches: Sequence[DevBatch], device: torch.device) -> Tensor:
+def dev_sums(objective: Objective, batches: Iterable[DevBatch], device: torch.device) -> Tensor:
     """What an evaluation adds up, float32 [8 + 4 gamma]; the caller sums over ranks, `dev_metrics` reads it."""
     gamma = objective.drafter.config.gamma
     total = torch.zeros(8 + 4 * gamma, device=device)

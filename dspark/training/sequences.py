@@ -14,7 +14,7 @@ from dspark.training.anchors import anchor_candidates, response_mask
 
 
 class TrainingSequence(Protocol):
-    """One prompt with its response and the target's features; `features.store.FeatureSequence` is one."""
+    """One prompt with its response and the target's features; `FeatureSequence` of the feature store is one."""
 
     @property
     def domain(self) -> str:

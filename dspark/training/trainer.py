@@ -21,11 +21,12 @@ from dspark.config.models import TrainingSettings
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.kinds import build_drafter
 from dspark.errors import Interrupted, SettingsError, StageError
+from dspark.features.ahead import READ_BUDGET, ReadAhead
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
 from dspark.training.anchors import draw_anchors, response_mask
 from dspark.training.batches import Batch
-from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums
+from dspark.training.development import DevBatches, dev_metrics, dev_sums
 from dspark.training.methods import method_of
 from dspark.training.objective import mean_losses
 from dspark.training.optimisation import fast_products, learning_rate, make_optimizers
@@ -60,6 +61,7 @@ def train(
     *,
     eos_token_ids: Iterable[int] = (),
     initial: Initial | None = None,
+    read_budget: int = READ_BUDGET,
 ) -> TrainingResult:
     """Train a drafter on a target's features.
 
@@ -69,16 +71,22 @@ def train(
         work: folder of the checkpoints; training continues from the newest one there.
         eos_token_ids: are always in a reduced draft vocabulary.
         initial: the drafter that training starts from; None: it starts from random weights and bigrams.
+        read_budget: bytes of memory for features: half for reading those of coming steps, half for the dev split.
     Returns:
         the drafter with the weights of the best `dev_anchor_tau`, and how it got there.
     Raises:
-        SettingsError: the initial drafter has another architecture.
+        SettingsError: the initial drafter has another architecture, or a step does not fit into the read budget.
         DataError: no usable sequences, too few for the mixture, or `work` holds another run's checkpoints.
         StageError: the loss is not finite.
         Interrupted: a stop was requested; a checkpoint was written first.
     """
-    trainer = Trainer(config, embedding, head, train_sequences, dev_sequences, settings, work, eos_token_ids, initial)
-    return trainer.run(progress or Progress())
+    trainer = Trainer(
+        config, embedding, head, train_sequences, dev_sequences, settings, work, eos_token_ids, initial, read_budget
+    )
+    try:
+        return trainer.run(progress or Progress())
+    finally:
+        trainer.ahead.close()
 
 
 class Trainer:
@@ -95,6 +103,7 @@ class Trainer:
         work: Path,
         eos_token_ids: Iterable[int] = (),
         initial: Initial | None = None,
+        read_budget: int = READ_BUDGET,
     ) -> None:
         if settings.initial is not None and initial is None:
             raise ValueError("training.initial names weights, but none were given")
@@ -133,6 +142,8 @@ class Trainer:
         self.optimizers = make_optimizers(self.drafter, settings)
         self.model: Any = self.accelerator.prepare(self.objective)
         self.schedule = Schedule(self.train_sequences, settings)
+        self.read_budget = read_budget
+        self.ahead = ReadAhead(self.step_rows, settings.steps, read_budget // 2)
         if self.schedule.batch_size < self.accelerator.num_processes:
             raise SettingsError(
                 f"training.sequences_per_step: {self.schedule.batch_size} sequences a step cannot be shared by "
@@ -158,7 +169,7 @@ class Trainer:
         if self.settings.precision == "bfloat16" and not self.low_precision:
             progress.note("this processor has no bfloat16 arithmetic: training in float32")
         share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
-        dev = dev_batches(
+        dev = DevBatches(
             self.dev_sequences[share],
             self.objective,
             self.whole_head,
@@ -166,6 +177,7 @@ class Trainer:
             size=self.settings.sequences_per_step,
             max_length=self.settings.max_length,
             device=self.device,
+            keep_bytes=self.read_budget // 2,
         )
         if self.initial is not None:
             self.before = {"step": 0, **self.measured(dev)}
@@ -222,25 +234,33 @@ class Trainer:
             del losses["confidence"]  # an empty cell, not a loss of 0
         return {"step": self.step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
 
+    def chosen(self, step: int) -> list[int]:
+        """This process's share of the sequences of a step (0-based)."""
+        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+        return [int(index) for index in self.schedule.sequences_of(step)[share]]
+
+    def step_rows(self, step: int) -> list[TrainingSequence]:
+        """Their rows; reading ahead asks for them from a thread of its own."""
+        return [self.train_sequences[index] for index in self.chosen(step)]
+
     def batch(self, step: int) -> Batch:
         """This process's share of the sequences and anchors of a step (0-based)."""
-        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
-        chosen = self.schedule.sequences_of(step)[share]
+        chosen = self.chosen(step)
         anchors = []
         for index in chosen:
             mask = response_mask(int(self.schedule.lengths[index]), self.train_sequences[index].prompt_length)
-            key = (self.settings.seed, step, int(index))
+            key = (self.settings.seed, step, index)
             anchors.append(draw_anchors(mask, self.settings.anchors_per_sequence, key))
-        sequences = [self.train_sequences[index] for index in chosen]
+        sequences = self.ahead.take(step)
         batch = self.method.batch(sequences, anchors, self.config, self.columns, self.settings.max_length)
         return batch.to(self.device)
 
-    def measured(self, dev: list[DevBatch]) -> dict[str, Any]:
+    def measured(self, dev: DevBatches) -> dict[str, Any]:
         """How the weights do on the dev split as they are."""
         total = self.summed(dev_sums(self.objective, dev, self.device))
         return dict(dev_metrics(total, self.config.gamma, confidence=self.config.confidence))
 
-    def evaluate(self, dev: list[DevBatch]) -> Row:
+    def evaluate(self, dev: DevBatches) -> Row:
         """Evaluate on the dev split, keep the weights if they are the best so far; returns columns for `curves.csv`."""
         self.dev = {"step": self.step, **self.measured(dev)}
         if self.best is None or self.dev["dev_anchor_tau"] > self.best.metrics["dev_anchor_tau"]:

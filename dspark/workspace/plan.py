@@ -120,14 +120,14 @@ def _size(path: Path) -> int | None:
 def _feature_bytes(workspace: Workspace, resolved: ResolvedBuild) -> int | None:
     """Bytes of the shards: as listed by the manifest, else at most, from the prompts and the target's shape."""
     from dspark.corpus.summary import PromptsSummary
+    from dspark.features.sizes import bytes_per_token
     from dspark.features.store import FeatureManifest
     from dspark.targets.record import read_record
 
     corpus = resolved.build.corpus
     folder = workspace.root / "corpora" / corpus.name
     try:
-        manifest = read_model(folder / "features" / "manifest.json", FeatureManifest)
-        return sum(entry.bytes for entries in manifest.splits.values() for entry in entries)
+        return read_model(folder / "features" / "manifest.json", FeatureManifest).bytes
     except DataError:
         pass  # not made yet: estimated below
     try:
@@ -139,5 +139,6 @@ def _feature_bytes(workspace: Workspace, resolved: ResolvedBuild) -> int | None:
     for split, samples in (("train", corpus.responses.samples_per_prompt), ("dev", 1)):
         count = splits[split]
         tokens += samples * (count.tokens + count.prompts * corpus.responses.max_new_tokens)
-    width = 4 if corpus.features.dtype == "float32" else 2
-    return tokens * ((len(record.taps) + 1) * record.hidden_size * width + 12)
+    whole = tokens * bytes_per_token(record.hidden_size, len(record.taps), corpus.features.dtype)
+    limit = {"cached": whole, "online": 0, "hybrid": int((corpus.features.cache_gib or 0) * 2**30)}
+    return min(whole, limit[corpus.features.mode])

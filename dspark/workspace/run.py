@@ -29,6 +29,7 @@ from dspark.workspace.process import Stopper, check_stop, child_environment, sto
 from dspark.workspace.publisher import Publisher
 from dspark.workspace.results import RunRecord, log_path, new_run, write_record
 from dspark.workspace.stage import remove_finished
+from dspark.workspace.stores import feature_store, join_store
 from dspark.workspace.summary import Registered, Summary, summarise
 
 
@@ -176,6 +177,7 @@ def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:
     for profile in pipeline.chosen.profiles:
         found = {"absent": profile.reason} if profile.access == "none" else fingerprint(profile)
         write_if_changed(workspace.fingerprint(profile.name), pretty_json(found))
+    join_store(workspace)
     write_dag(workspace, pipeline)
     prepare_cache(workspace)
     return write_all_inputs(workspace, pipeline.chosen)
@@ -276,20 +278,20 @@ class _Run:
         Returns:
             True if there were any.
         """
-        from dspark.features.store import FeatureManifest, damaged_shards, shard_path
+        from dspark.features.store import FeatureManifest, damaged_shards, discard
 
         instance = next(item for item in self.planned if item.stage.name == "features")
         manifest = self.workspace.root / instance.stage.output(instance.key, instance.entry) / "manifest.json"
         inputs = instance.stage.dependencies(instance.key, instance.entry)
         if not manifest.is_file() or not all((self.workspace.root / path).exists() for path in inputs):
             return False
-        store = self.workspace.store / "features"
+        store = feature_store(self.workspace)
         damaged = damaged_shards(read_model(manifest, FeatureManifest), store, deep=deep)
         if not damaged:
             return False
         self.listener.note(f"{len(damaged)} feature shards are missing or damaged: making them again")
         for entry in damaged:
-            shard_path(store, entry.key).unlink(missing_ok=True)
+            discard(store, entry.key)
         script = f"stages/{instance.stage.script}.py"
         self._child(instance.stage.name, instance.key, [sys.executable, "-P", script, instance.key])
         return True

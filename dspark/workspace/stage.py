@@ -31,6 +31,7 @@ from dspark.workspace import finished
 from dspark.workspace.inputs import StageInputs, read_entry, read_inputs
 from dspark.workspace.layout import Workspace, find_workspace
 from dspark.workspace.results import StageResult, log_path, result_path
+from dspark.workspace.stores import feature_store, store_settings
 
 Main = Callable[[Any, "StagePaths", Progress], None]
 
@@ -64,8 +65,18 @@ class StagePaths:
 
     @property
     def store(self) -> Path:
-        """Expensive results by digest: `targets`, `responses`, `features`."""
+        """Expensive results by digest: `targets`, `responses`, `gguf`, `packages`."""
         return self.workspace.store
+
+    @property
+    def features(self) -> Path:
+        """The feature store."""
+        return feature_store(self.workspace)
+
+    @property
+    def read_budget(self) -> int:
+        """Bytes of memory for reading features."""
+        return store_settings(self.workspace).read_budget_mib << 20
 
     @property
     def domains(self) -> Path:

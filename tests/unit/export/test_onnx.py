@@ -29,7 +29,7 @@ from dspark.export.graphs import CachedBlock, StatelessBlock
 from dspark.export.onnx_files import check_graph
 from dspark.export.parity import compare
 from dspark.export.runtimes import draft_cached, draft_stateless
-from dspark.features.store import FeatureSequence
+from dspark.features.shards import FeatureSequence
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import read_model, write_model
 from dspark.package.materialise import write_ends

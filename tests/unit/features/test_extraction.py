@@ -8,9 +8,11 @@ import torch
 
 from dspark.corpus.sequences import TokenSequence
 from dspark.errors import DataError, Interrupted, PreflightError
-from dspark.features import extraction
-from dspark.features.extraction import ensure, extract, plan_batches, plan_shards
-from dspark.features.store import damaged_shards, read_split, shard_path
+from dspark.features import extraction, forward
+from dspark.features.extraction import ensure, extract, plan, plan_shards
+from dspark.features.forward import plan_batches
+from dspark.features.sources import read_split
+from dspark.features.store import damaged_shards, shard_path
 from dspark.io.disk import disk_errors
 from dspark.io.jsonfile import model_json
 from dspark.io.progress import Progress
@@ -55,15 +57,18 @@ def test_stored_features_are_the_targets_own_whatever_the_padding(target, corpus
             assert (found.domain, found.prompt_length) == (row.domain, row.prompt_length)
             torch.testing.assert_close(found.taps, taps, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(found.last_hidden, last_hidden, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(found.logsumexp, logsumexp, rtol=1e-4, atol=1e-4)
+            # From the last token of the prompt on, which predicts the first one of the response.
+            said = slice(row.prompt_length - 1, None)
+            torch.testing.assert_close(found.logsumexp[said], logsumexp[said], rtol=1e-4, atol=1e-4)
+            assert found.logsumexp[: row.prompt_length - 1].isnan().all()
 
 
 def test_logits_in_chunks_give_the_same_normalisers(target, corpus, settings, tmp_path, monkeypatch):
     whole = extract(target, corpus, settings, tmp_path / "a")
-    monkeypatch.setattr(extraction, "_LOGITS_BYTES", 3 * 4 * 280)
+    monkeypatch.setattr(forward, "_LOGITS_BYTES", 3 * 4 * 280)
     chunked = extract(target, corpus, settings, tmp_path / "b")
     for a, b in zip(read_split(whole, "dev", tmp_path / "a"), read_split(chunked, "dev", tmp_path / "b"), strict=True):
-        torch.testing.assert_close(a.logsumexp, b.logsumexp, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a.logsumexp, b.logsumexp, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 def test_the_manifest_says_what_the_store_holds(target, corpus, settings, tmp_path):
@@ -285,3 +290,81 @@ def test_a_store_that_fills_keeps_whole_shards_and_goes_on_from_them(target, cor
     assert extract(target, corpus, settings, store, watched) == whole
     total, done, _ = watched.started[0]
     assert 0 < done < total
+
+
+def bits(sequence):
+    """Everything of a sequence, numbers as their bits: NaN is NaN."""
+    tensors = (sequence.taps, sequence.last_hidden, sequence.logsumexp)
+    return sequence.id, sequence.token_ids.tolist(), *(tensor.view(torch.uint8).tolist() for tensor in tensors)
+
+
+def test_features_are_the_same_bits_whatever_a_sequence_shares_its_shard_with(target, corpus, settings, tmp_path):
+    """On a CPU every sequence passes alone."""
+    other = settings.model_copy(update={"sequences_per_shard": 3, "batch_tokens": 4096})
+    one = read_split(extract(target, corpus, settings, tmp_path / "a"), "train", tmp_path / "a")
+    two = read_split(extract(target, corpus, other, tmp_path / "b"), "train", tmp_path / "b")
+    assert [bits(row) for row in one] == [bits(row) for row in two]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_compressed_features_are_near_the_targets_own(target, corpus, settings, tmp_path, dtype):
+    """Half a 127th of the largest number of a tap, or a sixteenth of the number itself."""
+    exact = read_split(extract(target, corpus, settings, tmp_path), "train", tmp_path)
+    compressed = settings.model_copy(update={"dtype": dtype})
+    manifest = extract(target, corpus, compressed, tmp_path)
+    found = read_split(manifest, "train", tmp_path)
+    assert manifest.bytes < 0.6 * extract(target, corpus, settings, tmp_path).bytes
+    for one, two in zip(exact, found, strict=True):
+        for values, near in ((one.taps.unflatten(-1, (2, -1)), two.taps), (one.last_hidden, two.last_hidden)):
+            largest = values.abs().amax(-1, keepdim=True)
+            bound = largest / 254 if dtype == "int8" else values.abs() / 16 + largest / 448 / 1024
+            assert ((near.view(values.shape) - values).abs() <= bound * 1.001).all()
+        assert bits(one)[-1] == bits(two)[-1]  # logsumexp is exact
+
+
+def test_nothing_is_computed_for_an_online_corpus(target, corpus, settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(target, "hidden", lambda *args, **options: pytest.fail("the target ran"))
+    online = settings.model_copy(update={"mode": "online"})
+    manifest = extract(target, corpus, online, tmp_path / "store")
+    assert manifest == plan(target.record, corpus, online)
+    assert (manifest.mode, manifest.bytes, damaged_shards(manifest, tmp_path)) == ("online", 0, [])
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 2.0])
+def test_a_hybrid_store_stays_within_its_budget_and_begins_with_the_dev_split(
+    target, corpus, settings, tmp_path, share
+):
+    whole = extract(target, corpus, settings, tmp_path)
+    budget = share * (whole.bytes + 6 * 4096) + 1
+    hybrid = settings.model_copy(update={"mode": "hybrid", "cache_gib": budget / 2**30})
+    manifest = extract(target, corpus, hybrid, tmp_path)
+    assert manifest.bytes <= budget
+    entries = {split: [entry.key for entry in manifest.splits[split]] for split in manifest.splits}
+    assert entries == {split: [entry.key for entry in whole.splits[split]] for split in whole.splits}
+    stored = {split: sum(entry.stored for entry in manifest.splits[split]) for split in manifest.splits}
+    assert stored == {0.0: {"train": 0, "dev": 0}, 2.0: {"train": 5, "dev": 1}}.get(share, stored)
+    if share in (0.3, 0.8):
+        assert stored["dev"] == 1 and 0 < stored["train"] < 5
+
+
+def test_recipes_and_corpora_share_shards(target, make_sequences, settings, tmp_path):
+    """The same answers in another corpus, under another mode: the same files, touched by nobody."""
+    math = make_sequences("math", 7)
+    first = extract(target, {"train": math, "dev": []}, settings, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    hybrid = settings.model_copy(update={"mode": "hybrid", "cache_gib": 1.0, "batch_tokens": 9})
+    second = extract(target, {"train": make_sequences("chat", 2) + math}, hybrid, tmp_path)
+    assert set(first.stored) < set(second.stored)
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_only_what_should_be_stored_is_made_again(target, corpus, settings, tmp_path):
+    hybrid = settings.model_copy(update={"mode": "hybrid", "cache_gib": 30_000 / 2**30})
+    manifest = extract(target, corpus, hybrid, tmp_path)
+    assert 0 < len(manifest.stored) < 6
+    key = next(iter(manifest.stored))
+    shard_path(tmp_path, key).unlink()
+    watched = Watched()
+    assert ensure(manifest, lambda: corpus, lambda: target, hybrid, tmp_path, watched) == manifest
+    assert watched.tokens == manifest.stored[key].tokens

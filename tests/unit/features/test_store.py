@@ -7,14 +7,16 @@ import torch
 
 from dspark.corpus.sequences import TokenSequence
 from dspark.errors import DataError, IntegrityError
+from dspark.features.shards import Shard
+from dspark.features.sizes import bytes_per_token
+from dspark.features.sources import StoredFeatures, read_split
 from dspark.features.store import (
     FeatureManifest,
-    bytes_per_token,
+    ShardEntry,
     damaged_shards,
     discard,
     known_entry,
-    read_shard,
-    read_split,
+    most_bytes,
     shard_entry,
     shard_key,
     shard_path,
@@ -55,9 +57,35 @@ def test_sequences_are_cut_on_request(manifest, tmp_path):
     assert (len(first.token_ids), len(first.taps), len(second.token_ids)) == (3, 3, 3)
 
 
+def test_codes_are_read_with_their_scales(tmp_path):
+    """Codes 0 .. 3 of two taps with scales 2 and .5, last hidden with 10: worked out by hand."""
+    tensors = {
+        "taps": torch.arange(4, dtype=torch.int8).repeat(7, 1),
+        "taps_scales": torch.tensor([2.0, 0.5]).repeat(7, 1),
+        "last_hidden": torch.tensor([[1, -1]], dtype=torch.int8).repeat(7, 1),
+        "last_hidden_scales": torch.full((7, 1), 10.0),
+        "logsumexp": torch.zeros(7),
+    }
+    source = StoredFeatures([write_shard(tmp_path, KEY, ROWS, tensors)], tmp_path)
+    (second,) = source.load([1], {})
+    assert second.taps.tolist() == [[0, 2, 1, 1.5]] * 3
+    assert second.last_hidden.tolist() == [[10, -10]] * 3
+    # In memory: six codes, three scales and logsumexp as they are, and six decoded numbers.
+    assert source.feature_bytes(1) == 3 * (6 + 4 * 3 + 4 + 4 * 6)
+
+
 def test_a_manifest_survives_its_file(manifest, tmp_path):
     write_model(tmp_path / "manifest.json", manifest)
     assert read_model(tmp_path / "manifest.json", FeatureManifest) == manifest
+
+
+def test_a_shard_without_bytes_is_one_that_is_not_stored(manifest):
+    planned = ShardEntry(key=KEY, sequences=2, tokens=7)
+    online = manifest.model_copy(update={"splits": {"train": (planned,), "dev": manifest.splits["train"]}})
+    assert not planned.stored
+    assert (list(online.stored), online.bytes) == ([KEY], manifest.splits["train"][0].bytes)
+    with pytest.raises(ValueError, match="belong together"):
+        ShardEntry(key=KEY, sequences=2, tokens=7, bytes=3)
 
 
 def test_an_unknown_split_is_a_data_error(manifest, tmp_path):
@@ -65,7 +93,7 @@ def test_an_unknown_split_is_a_data_error(manifest, tmp_path):
         read_split(manifest, "eval", tmp_path)
 
 
-@pytest.mark.parametrize(("damage", "reason"), [("gone", "missing"), ("cut", "bytes instead of"), ("flip", "sha256")])
+@pytest.mark.parametrize(("damage", "reason"), [("gone", "missing"), ("cut", "bytes instead of"), ("flip", "checksum")])
 def test_damage_is_found_and_never_read(manifest, tmp_path, damage, reason):
     path = shard_path(tmp_path, KEY)
     data = bytearray(path.read_bytes())
@@ -83,12 +111,33 @@ def test_damage_is_found_and_never_read(manifest, tmp_path, damage, reason):
     assert (shard_entry(tmp_path, KEY) is None) == (damage != "flip")
 
 
+def test_a_shard_that_was_made_again_elsewhere_is_not_the_listed_one(manifest, tmp_path):
+    """Whole by its own checksums, but they are not the ones of the manifest."""
+    tensors = {"taps": torch.ones(7, 4), "last_hidden": torch.ones(7, 2), "logsumexp": torch.ones(7)}
+    write_shard(tmp_path, KEY, ROWS, tensors)
+    with pytest.raises(IntegrityError, match="sha256"):
+        read_split(manifest, "train", tmp_path)
+
+
+def test_a_shard_that_was_listed_without_its_header_is_read_in_full_first(manifest, tmp_path):
+    (entry,) = manifest.splits["train"]
+    listed = [entry.model_copy(update={"header_sha256": None})]
+    assert len(StoredFeatures(listed, tmp_path)) == 2
+    path = shard_path(tmp_path, KEY)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match="its sha256 is not"):
+        StoredFeatures(listed, tmp_path)
+    StoredFeatures([entry], tmp_path).token_ids(0)  # its header is whole, and so are these
+
+
 def test_a_file_that_is_no_shard_is_an_integrity_error(tmp_path):
     for number, content in enumerate((b"", b"\x00" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00{}")):
         path = tmp_path / str(number)
         path.write_bytes(content)
         with pytest.raises(IntegrityError, match="not a feature shard"):
-            read_shard(path)
+            Shard(path)
 
 
 def test_discarding_is_thorough_and_repeatable(manifest, tmp_path):
@@ -97,15 +146,18 @@ def test_discarding_is_thorough_and_repeatable(manifest, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bytes_per_token_are_those_of_the_paper_targets():
-    """SmolLM2-135M: 5 taps and the last hidden state of 576 bfloat16 numbers are 6.9 kB (environment.md)."""
-    assert bytes_per_token(576, 5, "bfloat16") == 576 * 6 * 2 + 12
-    assert bytes_per_token(2560, 5, "bfloat16") == 30_732
-
-
 def test_a_shard_takes_the_bytes_that_were_announced(manifest):
     entry = manifest.splits["train"][0]
-    assert 0 <= entry.bytes - 7 * bytes_per_token(2, 2, "float32") < 1000
+    assert 0 <= entry.bytes - 7 * bytes_per_token(2, 2, "float32") < 1500
+    assert entry.bytes <= most_bytes(ROWS, bytes_per_token(2, 2, "float32"))
+
+
+def test_whatever_its_ids_are_a_shard_takes_no_more_than_was_announced(tmp_path):
+    rows = [TokenSequence(f'"\\\n{"é" * n}', "d", [1, 2], 1, "stop") for n in range(40)]
+    tensors = {"taps": torch.ones(80, 4), "last_hidden": torch.ones(80, 2), "logsumexp": torch.ones(80)}
+    entry = write_shard(tmp_path, KEY, rows, tensors)
+    assert entry.bytes <= most_bytes(rows, bytes_per_token(2, 2, "float32"))
+    assert [row.id for row in StoredFeatures([entry], tmp_path).load(range(40), {})] == [row.id for row in rows]
 
 
 def test_no_flipped_bit_and_no_cut_of_a_shard_is_read(manifest, tmp_path):
@@ -124,7 +176,7 @@ def test_no_flipped_bit_and_no_cut_of_a_shard_is_read(manifest, tmp_path):
 
 
 def test_flipped_bits_of_an_entry_are_noticed(manifest, tmp_path):
-    """No entry, so that the shard is made again; or one by which the sound shard is refused, and then made again."""
+    """No entry, so that the shard is made again; or the sound shard is refused by its header, or by `store verify`."""
     path = shard_path(tmp_path, KEY).with_suffix(".json")
     good, entry = path.read_bytes(), manifest.splits["train"][0]
     refused = 0
@@ -135,7 +187,10 @@ def test_flipped_bits_of_an_entry_are_noticed(manifest, tmp_path):
             if found is None or found == entry:  # equal: one kind of white space for another
                 continue
             wrong = manifest.model_copy(update={"splits": {"train": (found,)}})
-            with pytest.raises(IntegrityError, match="sha256"):
-                read_split(wrong, "train", tmp_path)
-            refused += 1
+            if found.sha256 == entry.sha256:
+                with pytest.raises(IntegrityError, match="sha256 of its header"):
+                    read_split(wrong, "train", tmp_path)
+                refused += 1
+            else:
+                assert damaged_shards(wrong, tmp_path, deep=True) == [found]
     assert refused > 30  # digits of the sha256 that became other digits

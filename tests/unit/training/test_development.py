@@ -4,7 +4,7 @@ import torch
 from dspark.config.models import LossSettings
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.training.batches import Batch
-from dspark.training.development import DevBatch, dev_batches, dev_metrics, dev_sums, greedy_tokens
+from dspark.training.development import DevBatch, DevBatches, dev_metrics, dev_sums, greedy_tokens
 from dspark.training.losses import SlotLosses, SlotTargets
 from dspark.training.objective import Sums, TrainingObjective
 
@@ -60,12 +60,12 @@ def test_dev_batches_hold_every_sequence_and_the_target_s_own_tokens(config, tar
     rows = make_sequences(5)
     drafter = DSparkDrafter(config, *target)
     objective = TrainingObjective(drafter, LossSettings(), low_precision=False)
-    batches = dev_batches(rows, objective, target[1], None, size=2, max_length=64, device=CPU)
+    batches = DevBatches(rows, objective, target[1], None, size=2, max_length=64, device=CPU)
     assert [len(dev.batch.anchors) for dev in batches] == [2, 2, 1]
     assert all(torch.equal(dev.target_columns, dev.batch.targets.labels) for dev in batches)
     columns = torch.full((24,), -1)
     columns[:10] = torch.arange(10)
-    reduced = dev_batches(rows, objective, target[1], columns, size=2, max_length=64, device=CPU)
+    reduced = DevBatches(rows, objective, target[1], columns, size=2, max_length=64, device=CPU)
     assert all(torch.equal(dev.target_columns, dev.batch.targets.labels) for dev in reduced)
     assert any((dev.target_columns == -1).any() for dev in reduced)
 
@@ -81,10 +81,24 @@ def test_a_drafter_that_copies_the_target_accepts_everything(config, target, mak
             return batch.targets.target_hidden.clone(), markov, markov
 
     objective = Perfect(drafter, LossSettings(), low_precision=False)
-    batches = dev_batches(rows, objective, target[1], None, size=2, max_length=64, device=CPU)
+    batches = DevBatches(rows, objective, target[1], None, size=2, max_length=64, device=CPU)
     metrics = dev_metrics(dev_sums(objective, batches, CPU), config.gamma)
     slots = sum(len(dev.batch.slot_rows) for dev in batches)
     anchors = sum(len(set((dev.batch.slot_rows // config.gamma).tolist())) for dev in batches)
     assert metrics["dev_anchor_tau"] == pytest.approx(1 + slots / anchors)
     assert metrics["dev_anchor_tau_sampled"] == pytest.approx(1 + slots / anchors, abs=1e-4)
     assert metrics["dev_l1"] == pytest.approx(0, abs=1e-5)
+
+
+def test_batches_that_are_not_kept_are_made_anew_the_same(config, target, make_sequences):
+    """A dev split of any size takes the same memory: none of these batches is kept, or the first one alone."""
+    rows = make_sequences(5)
+    objective = TrainingObjective(DSparkDrafter(config, *target), LossSettings(), low_precision=False)
+    split = {"size": 2, "max_length": 64, "device": CPU}
+    kept = DevBatches(rows, objective, target[1], None, **split)
+    first = next(iter(kept)).batch
+    for budget, same in ((0, 0), (first.nbytes, 1)):
+        anew = DevBatches(rows, objective, target[1], None, **split, keep_bytes=budget)
+        assert len(anew) == len(kept) == 3
+        assert sum(one.batch is two.batch for one, two in zip(anew, anew, strict=True)) == same
+        assert torch.equal(dev_sums(objective, anew, CPU), dev_sums(objective, kept, CPU))

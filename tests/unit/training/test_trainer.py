@@ -8,9 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dspark.corpus.sequences import TokenSequence
 from dspark.drafters.checkpoint import read_checkpoint
 from dspark.drafters.dspark import DSparkDrafter
-from dspark.errors import DataError, Interrupted, StageError
+from dspark.errors import DataError, Interrupted, SettingsError, StageError
+from dspark.features.sources import FeatureRow, StoredFeatures
+from dspark.features.store import shard_key, write_shard
 from dspark.io.progress import Progress
 from dspark.training.optimisation import KeepFloat32, fast_products, learning_rate, make_optimizers
 from dspark.training.resume import read_latest
@@ -348,3 +351,53 @@ def test_each_process_takes_its_share_of_the_same_step(config, target, make_sequ
     labels = torch.cat([first.targets.labels, second.targets.labels])
     assert len(first.anchors) == len(second.anchors) == 2
     assert sorted(labels.tolist()) == sorted(whole.targets.labels.tolist())
+
+
+@pytest.fixture
+def store_rows(tmp_path):
+    """The same sequences, in shards of three on disk."""
+
+    def store(rows):
+        entries = []
+        for start in range(0, len(rows), 3):
+            part = rows[start : start + 3]
+            sequences = [
+                TokenSequence(f"{start + n}", "d", row.token_ids.tolist(), row.prompt_length, "stop")
+                for n, row in enumerate(part)
+            ]
+            names = ("taps", "last_hidden", "logsumexp")
+            tensors = {name: torch.cat([getattr(row, name) for row in part]) for name in names}
+            key = shard_key("0" * 64, (0, 1), "float32", sequences)
+            entries.append(write_shard(tmp_path / "store", key, sequences, tensors))
+        source = StoredFeatures(entries, tmp_path / "store")
+        return [FeatureRow(source, index) for index in range(len(source))]
+
+    return store
+
+
+def test_training_from_the_store_is_training_from_memory(
+    config, target, make_sequences, make_settings, store_rows, tmp_path
+):
+    """To the bit, whatever the budget for reading ahead; a run that is stopped and goes on included."""
+    train_rows, dev_rows = make_sequences(9), make_sequences(4, seed=1)
+    settings = make_settings()
+
+    def go(work, train_rows, dev_rows, budget=1 << 20, progress=None):
+        return train(config, *target, train_rows, dev_rows, settings, work, progress, read_budget=budget)
+
+    memory = go(tmp_path / "memory", train_rows, dev_rows)
+    stored = store_rows(train_rows), store_rows(dev_rows)
+    step = sum(sorted(row.source.feature_bytes(row.index) for row in stored[0])[-4:])
+    for budget in (2 * step, 1 << 20):
+        result = go(tmp_path / str(budget), *stored, budget)
+        assert same(memory.drafter.state_dict(), result.drafter.state_dict())
+        assert memory.metrics == result.metrics
+    with pytest.raises(Interrupted):
+        go(tmp_path / "cut", *stored, 2 * step, StopAfter(3))
+    assert same(memory.drafter.state_dict(), go(tmp_path / "cut", *stored, 2 * step).drafter.state_dict())
+
+
+def test_a_budget_too_small_for_a_step_is_refused(config, target, make_sequences, make_settings, store_rows, tmp_path):
+    rows = store_rows(make_sequences(9))
+    with pytest.raises(SettingsError, match=r"store\.read_budget_mib"):
+        train(config, *target, rows, rows[:2], make_settings(), tmp_path / "work", read_budget=1000)

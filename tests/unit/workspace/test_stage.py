@@ -31,12 +31,14 @@ Main = Callable[[Any, StagePaths, Progress], None]
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A workspace in which stage `export` of build `b` can run."""
-    for folder in ("pipeline", "stages", "targets", "builds/b/train/drafter", "corpora/c/features", ".dspark/runs/r1"):
+    corpus = ("corpora/c/features", "corpora/c/responses")
+    for folder in ("pipeline", "stages", "targets", "builds/b/train/drafter", *corpus, ".dspark/runs/r1"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "dvc.yaml").write_text("")
     (tmp_path / "targets" / "t.json").write_text("{}")
     (tmp_path / "builds/b/train/drafter/model.safetensors").write_text("weights")
     (tmp_path / "corpora/c/features/manifest.json").write_text("{}")
+    (tmp_path / "corpora/c/responses/dev.jsonl").write_text("")
     found = Workspace(tmp_path)
     entry = {"target": "t", "corpus": "c", "geometry": "g", "profile": "p"}
     (tmp_path / ".dspark/dag.json").write_text(json.dumps({"builds": {"b": entry}}))
