@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "targets": ("dspark.cli.targets", "targets", "List, show, add, fetch and export targets"),
     "import": ("dspark.cli.import_drafter", "import_drafter", "Take a released drafter into a build without training"),
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
+    "store": ("dspark.cli.store", "store", "What lies in the stores; remove what nothing names, find damage"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
     "package": ("dspark.cli.package", "package", "Fetch, verify, sign, try and show packages"),
     "registry": ("dspark.cli.registry", "registry", "What is registered, who held which stage; deliver what waits"),

@@ -154,7 +154,7 @@ def generate_responses(
 
     progress = progress or Progress()
     sampling = _sampling(target, settings)
-    key = digest_json([target.record.digest, str(target.dtype), sampling.model_dump(mode="json"), REVISION])
+    key = store_key(target.record.digest, str(target.dtype), sampling)
     batches = plan_batches(prompts, samples, settings, sampling)
     paths = [store / key / f"{batch.digest}.jsonl" for batch in batches]
     known = [_stored(path, batch, progress) for batch, path in zip(batches, paths, strict=True)]
@@ -194,6 +194,15 @@ def generate_responses(
         answers |= _read_batch(path, batch)
         write_model(path.with_suffix(".json"), BatchEntry(sha256=digest_file(path)))
     return [answers[prompt.id, sample] for prompt in prompts for sample in range(samples)]
+
+
+def store_key(target_digest: str, dtype: str, sampling: Sampling) -> str:
+    """The folder of the store in which the batches of a target lie.
+
+    Args:
+        dtype: in which it answered, as torch spells it.
+    """
+    return digest_json([target_digest, dtype, sampling.model_dump(mode="json"), REVISION])
 
 
 def plan_batches(
