@@ -9,7 +9,7 @@ import errno
 import os
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from dspark.errors import IntegrityError, PreflightError, ServiceError, SettingsError
 from dspark.io.below import open_below
 from dspark.registry.lookup import is_server
-from dspark.registry.server import AbsentError, TrackingServer
+from dspark.registry.server import AbsentError, FaultError, TrackingServer
 
 _PROXIED = "mlflow-artifacts"
 _PATIENCE = 600.0  # a server that proxies S3 fetches a whole file before its first byte comes
@@ -110,12 +110,26 @@ class ProxiedArtifacts:
     @contextmanager
     def open(self, path: str) -> Iterator[Readable]:
         """See `Artifacts.open`."""
-        quoted = urllib.parse.quote(f"{self._root}/{path}")
+        place = f"{self._root}/{path}"
+        with ExitStack() as stack:
+            try:
+                answer = stack.enter_context(self._server.open(f"{_PROXIED}/artifacts/{urllib.parse.quote(place)}"))
+            except AbsentError:
+                raise FileNotFoundError(path) from None
+            except FaultError:
+                # Of a file that is not in S3 MLflow says the same as of an S3 that is away; its listing can tell.
+                if self._is_listed(place):
+                    raise
+                raise FileNotFoundError(path) from None
+            yield answer
+
+    def _is_listed(self, place: str) -> bool:
+        folder, _, name = place.rpartition("/")
+        listed = self._server.ask(f"{_PROXIED}/artifacts", {"path": folder}).get("files", [])
         try:
-            with self._server.open(f"{_PROXIED}/artifacts/{quoted}") as answer:
-                yield answer
-        except AbsentError:
-            raise FileNotFoundError(path) from None
+            return any(file["path"] == name for file in listed)
+        except (KeyError, TypeError):
+            raise self._server.failure(f"it does not say which files are in {folder}") from None
 
 
 class S3Artifacts:

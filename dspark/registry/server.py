@@ -33,6 +33,10 @@ class AbsentError(Exception):
     """The server knows no such thing; says it in its own words."""
 
 
+class FaultError(ServiceError):
+    """The server met a fault of its own (500), or of what it keeps things in."""
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows none: credentials would travel along to wherever the answer points."""
 
@@ -140,9 +144,10 @@ class TrackingServer:
         if 300 <= reason.code < 400:
             where = reason.headers.get("Location", "another address")
             return self.failure(f"it points to {where[:200]}, which is not followed: give the address that answers")
-        return self.failure(
+        error = self.failure(
             f"it answered {path} with {reason.code} {' '.join(str(message or '').split())[:300]}".strip()
         )
+        return FaultError(error.message, error.hint) if reason.code == 500 else error
 
 
 def _trust() -> ssl.SSLContext:

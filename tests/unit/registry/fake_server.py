@@ -58,6 +58,9 @@ class Handler(BaseHTTPRequestHandler):
         for end, fault in self.server.faults.items():
             if path.endswith(end):
                 return fault(self)
+        if path == ARTIFACTS.rstrip("/"):
+            folder = self.server.root / query["path"]
+            return self.answer(200, {"files": [{"path": one.name, "is_dir": one.is_dir()} for one in folder.iterdir()]})
         if path.startswith(ARTIFACTS):
             return self._artifact(self.server.root / path.removeprefix(ARTIFACTS))
         return self._registry(path.removeprefix(REGISTRY), query)

@@ -434,6 +434,17 @@ def test_a_server_that_fails_during_the_download_is_asked_again(server, pristine
     assert tree(tmp_path / "p") == tree(pristine)
 
 
+def test_a_server_that_answers_500_for_what_is_not_there_is_asked_what_is(server, stored, pristine, tmp_path):
+    """So does MLflow where it hands out what lies in S3; of an S3 that is away it says the same."""
+    server.faults["manifest.sig"] = lambda handler: handler.answer(500, {"message": "HeadObject: Not Found"})
+    fetch(server, tmp_path / "p")
+    assert tree(tmp_path / "p") == tree(pristine)
+    (stored / "manifest.sig").write_bytes(bytes(64))
+    assert "500" in refused(server, tmp_path / "q", ServiceError)
+    server.faults["mlflow-artifacts/artifacts"] = lambda handler: handler.answer(200, {"files": [3]})
+    assert "does not say which files" in refused(server, tmp_path / "q", ServiceError)
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
