@@ -102,7 +102,7 @@ def deliver(
         receipts: folder of the receipts.
         verified: self digests of packages that were verified a moment ago.
         progress: reported to between events, each a safe point.
-        patience_seconds: after that long without an answer the server counts as away.
+        patience_seconds: after that long without a step forward the server counts as away.
     Raises:
         AwayError: the server is away; the message says what is pending. All of it is kept.
         PreflightError: there is no room to register a package.
@@ -117,9 +117,9 @@ def deliver(
         if not ended:
             return delivery
         courier = _Courier(spool, workspace, receipts, frozenset(verified), progress, delivery)
-        last_answer = time.monotonic()
+        last_step = time.monotonic()
         while ended:
-            before = courier.answers
+            before = courier.done
             steps = sum(len(one.events) + _STEPS_OF_A_PACKAGE * len(one.packages) for one in ended)
             progress.start("publish", steps, unit="events")
             try:
@@ -129,8 +129,9 @@ def deliver(
                         del ended[0]
             except AwayError as error:
                 now = time.monotonic()
-                last_answer = now if courier.answers > before else last_answer
-                if now + _PAUSE_SECONDS >= last_answer + patience_seconds:
+                # A server that answers, and whose database or object store is away, gets no further each time.
+                last_step = now if courier.done > before else last_step
+                if now + _PAUSE_SECONDS >= last_step + patience_seconds:
                     raise AwayError(error.message, pending_text(ended)) from error
                 progress.advance(0)
                 time.sleep(_PAUSE_SECONDS)
@@ -165,22 +166,23 @@ class _Courier:
         self.verified = verified
         self.progress = progress
         self.delivery = delivery
-        self.answers = 0  # grows with everything that the server confirmed
+        self.done = 0  # grows with everything new that the server confirmed
 
     def deliver(self, registry: Registry, journal: Journal) -> None:
         started, ended = journal.started, journal.ended
         written: list[Receipt] = []
         found = find_run(registry, started)
-        self.answers += 1
         if found is None and self._was_published(registry, journal, written):
             found = written[-1].run_id, len(journal.events)
-        run_id, done = found or (create_run(registry, started), 1)
-        self.answers += 1
+        if found is None:
+            found = create_run(registry, started), 1
+            self.done += 1
+        run_id, done = found
         untold, over = 0, False
         for number, event in enumerate(journal.events, start=1):
             if number > done:
                 self._event(registry, run_id, journal, event, number, written)
-                self.answers += 1
+                self.done += 1
             elif isinstance(event, PackageMade) and not written:
                 self._receipt_again(registry, event, written)
             untold, over = untold + 1, over or isinstance(event, Ended)

@@ -63,7 +63,7 @@ def publish(
         stages: results of the run's stages, `{stage, key, status, seconds}`.
         tracking_uri: an MLflow address; None: the workspace's own SQLite.
         progress: reported to between steps, each a safe point.
-        patience_seconds: after that long without an answer the server counts as away.
+        patience_seconds: after that long without a step forward the server counts as away.
     Raises:
         IntegrityError: the package is not what its manifest says.
         GateError: the package belongs to another build.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -101,14 +102,42 @@ def _opened(uri: str, database: Path | None) -> Iterator[Registry]:
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             yield Registry(uri, mlflow, client, _experiment(client, artifacts), artifacts)
     except (MlflowException, SQLAlchemyError, RequestException) as reason:
-        first = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
         error = ServiceError if _refused(reason) or database is not None else AwayError
         raise error(
-            f"MLflow at {shown(uri)}: {first.replace(uri, shown(uri))}",
+            f"MLflow at {shown(uri)}: {_first_line(reason).replace(uri, shown(uri))}",
             "see that the tracking server is up and the disk is not full, then give the command again",
+        ) from reason
+    except _store_errors() as reason:
+        error = ServiceError if _refused_by_store(reason) else AwayError
+        raise error(
+            f"the object store that MLflow at {shown(uri)} keeps artifacts in: {_first_line(reason)}",
+            "see that it can be reached and written from here, then: dspark registry sync",
         ) from reason
     finally:
         mlflow.set_tracking_uri(before)
+
+
+def _store_errors() -> tuple[type[Exception], ...]:
+    """What boto3 raises where the server lets its clients write to S3; nothing while it is not loaded."""
+    if "boto3" not in sys.modules:
+        return ()
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return (Boto3Error, BotoCoreError, ClientError)
+
+
+def _refused_by_store(reason: Any) -> bool:
+    """True if the store answered; what boto3 makes of a failed upload says no more than that it was no connection."""
+    response = getattr(reason, "response", None)
+    if response is None:
+        return type(reason).__module__.startswith("boto3.")
+    return bool(response["ResponseMetadata"].get("HTTPStatusCode", 400) < 500)
+
+
+def _first_line(reason: Exception) -> str:
+    text = str(reason).strip()
+    return text.splitlines()[0] if text else type(reason).__name__
 
 
 def _refused(reason: Any) -> bool:
