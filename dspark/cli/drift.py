@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table
+from dspark.cli.options import as_json, end_with_verdict, print_table
 
 if TYPE_CHECKING:
     from dspark.evaluation.drift import Quantity
@@ -40,15 +40,10 @@ def drift(
     One scrape holds everything since the server started; --since or --seconds makes a window. Exit code 6 if nothing
     can be compared, 8 if the server does not answer. Needs neither a workspace nor the pipeline.
     """
-    from dspark.io.jsonfile import model_json
     from dspark.workspace.drift import check_drift
 
     report = check_drift(folder, metrics, since=since, seconds=seconds, profile=profile)
-    if json_output:
-        print_json(model_json(report))
-    else:
-        _show(report)
-    context.exit(CODES[report.drift.verdict])
+    end_with_verdict(context, report, _show, CODES[report.drift.verdict], json_output=json_output)
 
 
 def _show(report: DriftReport) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from dspark.workspace.layout import Workspace
     from dspark.workspace.run import Request
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Report = TypeVar("Report", bound="BaseModel")
 
 
 def which_build(command: Command) -> Command:
@@ -132,6 +135,19 @@ def print_json(value: Any) -> None:
     from dspark.io.jsonfile import pretty_json
 
     click.echo(pretty_json(value), nl=False)
+
+
+def end_with_verdict(
+    context: click.Context, report: Report, show: Callable[[Report], None], code: int, *, json_output: bool
+) -> NoReturn:
+    """Print what was found about a server, as text or as one JSON document, and end with the verdict's exit code."""
+    from dspark.io.jsonfile import model_json
+
+    if json_output:
+        print_json(model_json(report))
+    else:
+        show(report)
+    context.exit(code)
 
 
 def print_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None) -> None:

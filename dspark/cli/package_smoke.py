@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table
+from dspark.cli.options import as_json, end_with_verdict, print_table
 
 if TYPE_CHECKING:
     from dspark.evaluation.smoke import Latency
@@ -45,15 +45,10 @@ def smoke(
     Exit code 9 if it accepts less than it should or answers slowly, 6 if it does not speculate as certified, 8 if it
     does not answer in time. Others should not use the server meanwhile.
     """
-    from dspark.io.jsonfile import model_json
     from dspark.workspace.smoke import smoke as smoke_server
 
     report = smoke_server(folder, url, prompts=prompts, timeout=timeout, profile=profile)
-    if json_output:
-        print_json(model_json(report))
-    else:
-        _show(report)
-    context.exit(CODES[report.smoke.verdict])
+    end_with_verdict(context, report, _show, CODES[report.smoke.verdict], json_output=json_output)
 
 
 def _show(report: SmokeReport) -> None:
