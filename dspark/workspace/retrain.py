@@ -35,6 +35,8 @@ from dspark.workspace.listener import ListenedProgress, Listener
 from dspark.workspace.packages import require_fitting
 from dspark.workspace.run import Report, Request, resolve_request, run
 
+_MIXTURE = "training.mixture"
+
 
 @dataclass(frozen=True)
 class Retraining:
@@ -87,10 +89,12 @@ def retrain(workspace: Workspace, request: Request, asked: Retraining, listener:
     """Make a candidate that goes on from the champion, measured against it, and register it.
 
     Raises:
-        SettingsError: a domain that cannot be declared or trained on, or a champion of another target or geometry.
+        SettingsError: a domain that cannot be declared or trained on, a mixture besides `asked`'s, or a champion of
+            another target or geometry.
         PreflightError: no champion, or a domain that it was trained on is not declared here.
         DsparkError, Interrupted: as `run`.
     """
+    _refuse_a_second_mixture(request)
     declared = resolve_request(workspace, request).chosen
     _require_trainable(workspace, declared, asked)
     install_stop_signals()
@@ -135,6 +139,22 @@ def _layer(domains: Sequence[str], asked: Retraining, champion: str) -> dict[str
     if len(domains) > 1:
         training["mixture"] = {"new": [asked.domain], "replay": asked.replay}
     return {"domains": list(domains), "training": training, "against": champion}
+
+
+def _refuse_a_second_mixture(request: Request) -> None:
+    """Refuse settings of a mixture: it is made of `--domain` and `--replay`, and which of two counts would be a guess.
+
+    Raises:
+        SettingsError: a flag or a variable has some.
+    """
+    flags = [f"--set {flag}" for flag in request.flags if flag.strip().startswith(_MIXTURE)]
+    variable = f"DSPARK_{_MIXTURE.upper().replace('.', '__')}"
+    found = [*flags, *(name for name in request.environment if name.startswith(variable))]
+    if found:
+        raise SettingsError(
+            f"{', '.join(found)}: a retraining's mixture is made of its domain and the share of the others",
+            "give the share as --replay SHARE",
+        )
 
 
 def _require_trainable(workspace: Workspace, declared: ResolvedBuild, asked: Retraining) -> None:
