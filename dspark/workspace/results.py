@@ -56,7 +56,8 @@ class RunRecord(_Json):
     message: str = ""
     stages: list[str] = []  # planned, `stage@key`
     flags: list[str] = []  # of `--set`
-    verb: list[str] = ["run"]  # what asked for it: words after `dspark`, without the two above
+    options: list[str] = []  # that decide where the package goes: `--tracking-uri`, `--no-publish`
+    verb: list[str] = ["run"]  # what asked for it: words after `dspark`, without the three above
 
     @property
     def seconds(self) -> float:
@@ -67,7 +68,7 @@ class RunRecord(_Json):
     def command(self) -> str:
         """What goes on with this run."""
         overrides = (word for flag in self.flags for word in ("--set", flag))
-        return shlex.join(["dspark", *self.verb, "--build", self.build, *overrides])
+        return shlex.join(["dspark", *self.verb, "--build", self.build, *overrides, *self.options])
 
 
 def result_path(run: Path, stage: str, key: str) -> Path:

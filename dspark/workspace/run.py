@@ -19,6 +19,7 @@ from dspark.io.atomic import write_if_changed
 from dspark.io.disk import disk_error, disk_errors
 from dspark.io.jsonfile import pretty_json, read_model
 from dspark.registry.address import tracking_address
+from dspark.registry.reach import shown
 from dspark.workspace import fetch, preflight
 from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
 from dspark.workspace.graph import instances, write_all_inputs, write_dag
@@ -57,6 +58,12 @@ class Request:
     overlay: Overlay | None = None
     verb: tuple[str, ...] = ("run",)
     tracking_uri: str | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The words that say where the package goes, without a password."""
+        address = ("--tracking-uri", shown(self.tracking_uri)) if self.tracking_uri is not None else ()
+        return (*address, *(() if self.publish else ("--no-publish",)))
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,7 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
             started=time.time(),
             stages=[instance.name for instance in instances(pipeline.chosen)],
             flags=list(request.flags),
+            options=list(request.options),
             verb=list(request.verb),
         )
         write_record(folder, record)

@@ -233,6 +233,18 @@ def test_a_domain_that_nobody_knows_needs_prompts(ask: Callable[..., ResolvedBui
     assert "--prompts FILE" in refused.value.hint
 
 
+def test_a_second_mixture_is_refused_where_it_is_said(workspace: Workspace) -> None:
+    asked = Retraining("sql", None, 0.5, None, "")
+    variable = "DSPARK_TRAINING__MIXTURE__REPLAY"
+    for request, said in (
+        (Request(build="demo", flags=("training.mixture.replay=0.3",)), "--set training.mixture.replay=0.3: "),
+        (Request(build="demo", environment={variable: "0.3"}), f"{variable}: "),
+    ):
+        with pytest.raises(SettingsError, match=f"^{said}") as refused:
+            retrain(workspace, request, asked, Silent())
+        assert refused.value.hint == "give the share as --replay SHARE"
+
+
 def test_alone_in_its_build_a_domain_has_nothing_to_be_mixed_with() -> None:
     asked: Any = SimpleNamespace(domain="sql", replay=0.5)
     assert "mixture" not in module._layer(["sql"], asked, "0" * 64)["training"]
@@ -246,3 +258,13 @@ def test_the_command_that_goes_on_with_a_retraining_is_the_retraining() -> None:
         "--build demo --set training.steps=9"
     )
     assert RunRecord(id="1", build="demo", pid=1, started=0.0).command == "dspark run --build demo"
+
+
+def test_the_command_that_goes_on_sends_the_package_to_where_it_was_to_go() -> None:
+    """As it was asked for, all but a password, which is stored nowhere."""
+    assert Request().options == ()
+    request = Request(publish=False, tracking_uri="https://me:secret@mlflow.example.org")
+    record = RunRecord(id="1", build="demo", pid=1, started=0.0, flags=["training.seed=1"], options=[*request.options])
+    assert record.command == (
+        "dspark run --build demo --set training.seed=1 --tracking-uri 'https://me:***@mlflow.example.org' --no-publish"
+    )
