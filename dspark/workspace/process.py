@@ -21,7 +21,7 @@ from dspark.workspace.stage import DEBUG, EVENTS, RUN_ID, RUN_PID
 
 Tick = Callable[[], None]
 POLL_SECONDS = 0.1
-_WITHHELD = ("DVC_", "MLFLOW_", "DSPARK_TRACKING_")
+_WITHHELD = ("DVC_", "MLFLOW_", "DSPARK_TRACKING_", "AWS_")
 
 
 def child_environment(workspace: Workspace, run: Path | None, *, debug: bool = False) -> dict[str, str]:
@@ -30,7 +30,7 @@ def child_environment(workspace: Workspace, run: Path | None, *, debug: bool = F
     Args:
         run: folder of the run that results, logs and events go to; None: a child that reports nothing.
     """
-    # What a stage does not know of a tracking server, no library in it can send there.
+    # What a stage does not know of a tracking server and its store, no library in it can send there.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_WITHHELD)}
     environment = {
         **inherited,

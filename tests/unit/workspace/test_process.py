@@ -111,6 +111,8 @@ def test_children_get_this_interpreter_this_dspark_and_no_telemetry(
 ) -> None:
     monkeypatch.setenv("DVC_ROOT", "/elsewhere")
     monkeypatch.setenv("SHELL", "/usr/bin/fish")
+    for name in ("MLFLOW_TRACKING_URI", "DSPARK_TRACKING_URI", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "not for stages")
     workspace = Workspace(tmp_path)
     run_folder = workspace.runs / "r1"
     environment = child_environment(workspace, run_folder, debug=True)
@@ -119,6 +121,7 @@ def test_children_get_this_interpreter_this_dspark_and_no_telemetry(
     assert environment["DVC_SITE_CACHE_DIR"] == str(tmp_path / ".dspark/dvc")
     assert environment["SHELL"] == "/bin/sh"
     assert "DVC_ROOT" not in environment
+    assert "not for stages" not in environment.values()
     assert (environment["DSPARK_RUN_ID"], environment["DSPARK_RUN_PID"]) == ("r1", str(os.getpid()))
     assert environment["DSPARK_DEBUG"] == "1"
     assert "DSPARK_RUN_ID" not in child_environment(workspace, None)
