@@ -26,7 +26,7 @@ from dspark.io.digest import digest_file
 from dspark.io.jsonfile import write_model
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
-from dspark.training.development import dev_batches, dev_metrics, dev_sums
+from dspark.training.development import DevBatches, dev_metrics, dev_sums
 from dspark.training.methods import method_of
 from dspark.training.results import DevMetrics, write_curves
 from dspark.training.sequences import TrainingSequence, usable_sequences
@@ -121,7 +121,7 @@ def _measured(
     columns = None if ids is None else draft_columns(ids, config.vocab_size)
     with torch.no_grad():
         objective = method_of(config).objective(drafter.to(device), settings.loss, low_precision=low_precision)
-        batches = dev_batches(
+        batches = DevBatches(
             sequences,
             objective,
             head.detach().to(device),

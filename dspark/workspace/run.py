@@ -17,10 +17,10 @@ from dspark.config.resolve import Pipeline, resolve
 from dspark.errors import DsparkError, Interrupted, StageError
 from dspark.io.atomic import write_if_changed
 from dspark.io.disk import disk_error, disk_errors
-from dspark.io.jsonfile import pretty_json, read_model
+from dspark.io.jsonfile import pretty_json
 from dspark.registry.address import tracking_address
 from dspark.registry.reach import shown
-from dspark.workspace import fetch, preflight
+from dspark.workspace import fetch, preflight, shards
 from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
 from dspark.workspace.graph import instances, write_all_inputs, write_dag
 from dspark.workspace.layout import Workspace
@@ -30,7 +30,7 @@ from dspark.workspace.process import Stopper, check_stop, child_environment, sto
 from dspark.workspace.publisher import Publisher
 from dspark.workspace.results import RunRecord, log_path, new_run, write_record
 from dspark.workspace.stage import remove_finished
-from dspark.workspace.stores import feature_store, join_store
+from dspark.workspace.stores import join_store
 from dspark.workspace.summary import Registered, Summary, summarise
 
 
@@ -228,7 +228,8 @@ class _Run:
         self._heal_features()
         outcomes = self._reproduce()
         # Features that DVC restored may name shards that are gone since, and damage may show only in the digest.
-        if _failed(outcomes) is not None and self._heal_features(deep=True):
+        failed = _failed(outcomes)
+        if failed is not None and shards.reads(failed.name) and self._heal_features(deep=True):
             outcomes = self._reproduce()
         self._raise_failure(outcomes)
         remove_finished(self.workspace)
@@ -279,27 +280,23 @@ class _Run:
         raise error
 
     def _heal_features(self, *, deep: bool = False) -> bool:
-        """Make feature shards again that are missing from the store or damaged.
+        """Make feature shards again that are missing from the store or damaged, if a stage that reads them is to run.
 
         Args:
-            deep: compare digests too, which reads every byte.
+            deep: a stage missed some: compare digests too, which reads every byte.
         Returns:
-            True if there were any.
+            True if some were made.
         """
-        from dspark.features.store import FeatureManifest, damaged_shards, discard
-
+        missing = shards.damaged(self.workspace, self.planned, deep=deep)
+        if not missing:
+            return False
+        found = f"{len(missing)} feature shards are missing or damaged"
+        if not deep and not shards.are_read(self.workspace, self.chosen.name):
+            self.listener.note(f"{found}; nothing that reads them is to be made")
+            return False
+        self.listener.note(f"{found}: making them again")
+        shards.remove(self.workspace, missing)
         instance = next(item for item in self.planned if item.stage.name == "features")
-        manifest = self.workspace.root / instance.stage.output(instance.key, instance.entry) / "manifest.json"
-        inputs = instance.stage.dependencies(instance.key, instance.entry)
-        if not manifest.is_file() or not all((self.workspace.root / path).exists() for path in inputs):
-            return False
-        store = feature_store(self.workspace)
-        damaged = damaged_shards(read_model(manifest, FeatureManifest), store, deep=deep)
-        if not damaged:
-            return False
-        self.listener.note(f"{len(damaged)} feature shards are missing or damaged: making them again")
-        for entry in damaged:
-            discard(store, entry.key)
         script = f"stages/{instance.stage.script}.py"
         self._child(instance.stage.name, instance.key, [sys.executable, "-P", script, instance.key])
         return True

@@ -170,15 +170,21 @@ def test_a_failing_stage_is_named_with_its_reason_hint_and_log(fake: FakeSandbox
     assert "train" not in fake.ran()
 
 
-def test_missing_feature_shards_are_made_again_and_nothing_else(made: FakeSandbox) -> None:
-    for shard in (made.root / ".dspark/store/features").iterdir():
+def test_missing_feature_shards_are_made_again_before_they_are_read_and_not_sooner(made: FakeSandbox) -> None:
+    """A workspace that pulled a build has none: nothing is extracted there for a package that is made."""
+    store = made.root / ".dspark/store/features"
+    for shard in store.iterdir():
         shard.unlink()
     done = made.run()
     assert done.code == 0, done.err
-    assert made.calls() == ["features@fake"]
-    assert "1 feature shards are missing or damaged" in done.err
+    assert made.calls() == [] and "nothing that reads them is to be made" in done.err
     assert [stage["status"] for stage in done.json["stages"]] == ["up to date"] * len(EVERYTHING)
-    assert len(list((made.root / ".dspark/store/features").iterdir())) == 1
+    made.edit("params.yaml", lambda text: text.replace("steps: 100", "steps: 101"))
+    done = made.run()
+    assert done.code == 0, done.err
+    assert made.calls()[:2] == ["features@fake", "train@fake"]
+    assert "1 feature shards are missing or damaged: making them again" in done.err
+    assert len(list(store.iterdir())) == 1
 
 
 def test_a_shard_whose_bytes_changed_is_made_again_when_it_is_read(made: FakeSandbox) -> None:
