@@ -2,7 +2,8 @@
 
 A transformers `Cache`, so that the models' own attention code runs on it. Every row starts at position 0 of its slot
 (prompts are padded on the right), and rolling back rejected tokens is lowering a number: what lies beyond a row's
-length is masked and written over by the next forward pass.
+length is masked and written over by the next forward pass. Layers that see a window keep all positions as well, for the
+same reason; the masks tell them what to see (`targets.masks`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from dspark.decoding.prefixes import Counts
-from dspark.errors import PreflightError
 
 
 class SlotCache(Cache):  # type: ignore[misc]
@@ -33,18 +33,6 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = capacity
         self._window = _Window(np.zeros(batch, np.int64), 0, torch.device("cpu"))
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
-
-    @classmethod
-    def of(cls, config: Any, batch: int, capacity: int) -> SlotCache:
-        """A cache for a model with this transformers text config.
-
-        Raises:
-            PreflightError: if a layer's attention is not full attention: it would need another mask.
-        """
-        kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-        if kinds:
-            raise PreflightError(f"the reference engine decodes full attention only, not {', '.join(kinds)}")
-        return cls(config.num_hidden_layers, batch, capacity)
 
     def window(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Place the next forward pass: `width` tokens after each row's length.
@@ -67,6 +55,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def keep(self, rows: Sequence[int]) -> None:
         """Drop finished rows: row i becomes what row `rows[i]` was; `rows[i] == i` or `rows[i] >= len(rows)`."""
         for layer in self.layers:
+            if not layer.is_initialized:
+                continue  # it attends to what another layer keeps
             for row, source in enumerate(rows):
                 if row != source:
                     layer.keys[row] = layer.keys[source]

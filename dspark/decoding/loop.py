@@ -123,7 +123,7 @@ class Batch:
         self._prompts = prompts
         gamma = self.proposer.gamma if self.proposer is not None else 0
         capacity = _capacity(target, prompts, requests, max_new_tokens + gamma)
-        self._cache = SlotCache.of(target.model.config, len(prompts), capacity)
+        self._cache = SlotCache(target.record.num_layers, len(prompts), capacity)
         if self.proposer is not None:
             self.proposer.begin(len(prompts), capacity)
         self._requests = np.array(requests, np.intp)

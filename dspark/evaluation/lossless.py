@@ -107,7 +107,7 @@ def batch_noise(
     starts = np.array([len(prompt) for prompt in prompts[: len(texts)]], np.int64)
     width = 1 + max(one.cycles.gamma for one in decoded)
     longest = -(-max(map(len, texts)) // width) * width  # whole windows
-    cache = SlotCache.of(target.model.config, len(texts), int(starts.max()) + longest)
+    cache = SlotCache(target.record.num_layers, len(texts), int(starts.max()) + longest)
 
     def run(rows: list[list[int]], length: int, counts: Counts) -> Tensor:
         ids = torch.zeros(len(rows), length, dtype=torch.int64, device=target.device)

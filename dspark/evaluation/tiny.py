@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ def tiny_target(
     spread: float = 0.12,
     max_position: int = 128,
     seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
 ) -> Target:
     """A target of three layers and width 32, without a tokenizer; token 0 is its mask token.
 
@@ -31,25 +33,26 @@ def tiny_target(
         vocab: tokens.
         family: transformers' model type.
         spread: standard deviation of the weights; 0.12 makes distributions lively without making them certain.
+        changes: of the transformers config, what is particular about the family.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=vocab,
-        hidden_size=_WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=max_position,
-        initializer_range=spread,
-        tie_word_embeddings=False,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    fields = {
+        "vocab_size": vocab,
+        "hidden_size": _WIDTH,
+        "intermediate_size": 48,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": max_position,
+        "initializer_range": spread,
+        "tie_word_embeddings": False,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    config = AutoConfig.for_model(family, **fields | dict(changes or {}))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)

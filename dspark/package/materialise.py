@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from dspark.package.manifest import FileEntry, Manifest
 from dspark.package.tensors import read_header
 from dspark.package.verify import read_manifest, verify
 from dspark.targets.layout import INDEX, SINGLE
-from dspark.targets.traits import EMBEDDING, HEAD
+from dspark.targets.traits import EMBEDDINGS, HEAD
 
 _BLOCK_ELEMENTS = 2**20
 _KINDS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
@@ -118,8 +118,8 @@ class _Ends:
         shape = (io.vocab_size, io.hidden_size)
         tied = io.head_digest == io.embedding_digest
         self._matrices = {
-            "embedding": _map_tensor(folder, EMBEDDING, shape),
-            "head": _map_tensor(folder, EMBEDDING if tied else HEAD, shape),
+            "embedding": _map_tensor(folder, EMBEDDINGS, shape),
+            "head": _map_tensor(folder, EMBEDDINGS if tied else (HEAD,), shape),
         }
         self._rows = None if io.draft_token_ids is None else np.array(io.draft_token_ids)
 
@@ -151,21 +151,28 @@ def _floats(stored: NDArray[Any], kind: str, dtype: str) -> NDArray[np.float32]:
     return rounded.view(np.float32)
 
 
-def _map_tensor(folder: Path, name: str, shape: tuple[int, int]) -> tuple[str, NDArray[Any]]:
+def _map_tensor(folder: Path, names: Sequence[str], shape: tuple[int, int]) -> tuple[str, NDArray[Any]]:
     """(kind of its numbers, the matrix) of a tensor, mapped from its file.
 
+    Args:
+        names: that it has in one family or another.
     Raises:
-        PreflightError: there is none of that name and shape.
+        PreflightError: there is none of these names and that shape.
     """
+    name = names[0]
     try:
         file = SINGLE
         if (folder / INDEX).is_file():
-            file = str(strict_loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"][name])
+            places = strict_loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            name = next((one for one in names if one in places), name)
+            file = str(places[name])
         if Path(file).name != file:
             raise ValueError(f"{INDEX} names {file!r}, which does not lie beside it")
         path = folder / file
         with path.open("rb") as handle:
-            tensor = read_header(handle, path.stat().st_size)[name]
+            tensors = read_header(handle, path.stat().st_size)
+        name = next((one for one in names if one in tensors), name)
+        tensor = tensors[name]
         if tensor.shape != shape or tensor.dtype not in _KINDS:
             raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, expected numbers {list(shape)}")
         return tensor.dtype, np.memmap(path, _KINDS[tensor.dtype], "r", offset=tensor.start, shape=shape)

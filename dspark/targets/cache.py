@@ -72,18 +72,21 @@ class ColumnCache(Cache):  # type: ignore[misc]
     def copy_prefix(self, single: ColumnCache) -> None:
         """Start every row with the columns of a one-row cache."""
         for layer, source in zip(self.layers, single.layers, strict=True):
-            end = source.filled
+            end = layer.filled = source.filled
+            if not source.is_initialized:
+                continue  # it attends to what another layer keeps
             layer.lazy_initialization(source.keys, source.values)
             layer.keys[:, :, :end] = source.keys[:, :, :end]
             layer.values[:, :, :end] = source.values[:, :, :end]
-            layer.filled = end
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, int64 [B']."""
         for layer in self.layers:
+            layer.window = slice(0, len(rows))
+            if not layer.is_initialized:
+                continue
             layer.keys = _rows_of(layer.keys, rows, layer.filled)
             layer.values = _rows_of(layer.values, rows, layer.filled)
-            layer.window = slice(0, len(rows))
 
 
 def _rows_of(states: Tensor, rows: Tensor, filled: int) -> Tensor:

@@ -20,7 +20,7 @@ from dspark.targets.loading import load_tokenizer, tensor_digest
 from dspark.targets.record import TargetRecord, public_id, public_source, spread_taps
 from dspark.targets.shelf import Listing, Origin
 from dspark.targets.template import ChatTemplate
-from dspark.targets.traits import EMBEDDING, FAMILIES, HEAD
+from dspark.targets.traits import FAMILIES, HEAD, unsupported
 
 # Of a config's keys, those that say nothing about the model or name a place on this machine.
 _NOISE = (
@@ -41,20 +41,24 @@ def describe(spec: TargetSpec, folder: Path, origin: Origin, listing: Listing) -
 
     check_folder(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as reason:  # whatever transformers and its validators raise, it is about this file
         told = str(reason).strip().splitlines()
         raise PreflightError(
             f"target {spec.name!r}: transformers refuses its config.json: {told[-1].strip() if told else repr(reason)}",
             "mend config.json in the model's folder",
         ) from None
+    # What config.json leaves to defaults is known now.
+    if mistake := unsupported(strict_loads(whole.to_json_string(use_diff=False))):
+        raise PreflightError(f"target {spec.name!r}: {mistake}")
+    family, config = FAMILIES[whole.model_type], whole.get_text_config()
     tokenizer = load_tokenizer(folder)
     try:
         ChatTemplate(tokenizer, spec.thinking_mode).encode_chat([{"role": "user", "content": "Hello"}])
     except DataError as error:
         raise PreflightError(f"target {spec.name!r}: {error.message}", error.hint) from None
-    embedding = read_weight(folder, EMBEDDING)
-    head = embedding if config.tie_word_embeddings else read_weight(folder, HEAD)
+    embedding = read_weight(folder, family.embedding)
+    head = embedding if whole.tie_word_embeddings else read_weight(folder, HEAD)
     if not embedding.shape == head.shape == (config.vocab_size, config.hidden_size):
         raise PreflightError(f"{folder}: embedding and head are not [vocab_size, hidden_size] of config.json")
     dtype = getattr(torch, spec.dtype)
@@ -80,7 +84,7 @@ def describe(spec: TargetSpec, folder: Path, origin: Origin, listing: Listing) -
             dtype=spec.dtype,
             quantisation=origin.quantisation,
             model_type=config.model_type,
-            architecture=FAMILIES[config.model_type],
+            architecture=family.architecture,
             text_config=_plain(config),
             hidden_size=config.hidden_size,
             num_layers=config.num_hidden_layers,

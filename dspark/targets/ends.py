@@ -17,7 +17,7 @@ from dspark.errors import PreflightError
 from dspark.io.jsonfile import strict_loads
 from dspark.targets.layout import INDEX, weight_files
 from dspark.targets.record import TargetRecord
-from dspark.targets.traits import EMBEDDING, HEAD
+from dspark.targets.traits import HEAD, family_of
 
 
 class Ends(NamedTuple):
@@ -37,7 +37,7 @@ def read_ends(record: TargetRecord, root: Path) -> Ends:
     if not (folder / "config.json").is_file():
         raise PreflightError(f"target {record.name!r} is not in {folder}", f"dspark targets fetch {record.name}")
     dtype = getattr(torch, record.dtype)
-    embedding = read_weight(folder, EMBEDDING).to(dtype)
+    embedding = read_weight(folder, family_of(record.architecture).embedding).to(dtype)
     tied = record.head_digest == record.embedding_digest
     return Ends(embedding, embedding if tied else read_weight(folder, HEAD).to(dtype))
 

@@ -34,6 +34,7 @@ from dspark.targets.record import TargetRecord
 
 NORMAL, CONTROL, USER, UNUSED = 1, 3, 4, 5  # llama.cpp's kinds of tokens
 
+_FAMILIES = frozenset(["llama", "qwen3"])
 _ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -77,6 +78,12 @@ def describe_target_gguf(
 def _content(
     record: TargetRecord, root: Path, precision: Precision, origin: Path | None
 ) -> tuple[Keys, dict[str, TensorSource]]:
+    if record.model_type not in _FAMILIES:
+        raise SettingsError(
+            f"target {record.name}: a target of type {record.model_type!r} is not written as GGUF, only "
+            f"{', '.join(sorted(_FAMILIES))} are",
+            "take a GGUF file that llama.cpp's own converter made of it",
+        )
     folder = record.folder(root)
     if not (folder / "config.json").is_file():
         raise PreflightError(f"target {record.name!r} is not in {folder}", f"dspark targets fetch {record.name}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,11 @@ from dspark.config.models import DType
 from dspark.errors import PreflightError
 from dspark.processor import arithmetic
 from dspark.targets import attention
+from dspark.targets.capping import soft_cap
+from dspark.targets.masks import layer_masks
 from dspark.targets.record import TargetRecord
 from dspark.targets.template import ChatTemplate
+from dspark.targets.traits import family_of, logit_cap, windows
 
 
 class TargetOutput(NamedTuple):
@@ -36,6 +40,9 @@ class Target:
         model: the transformers causal language model, in eval mode, without gradients.
         tokenizer: its tokenizer.
         template: how it is prompted.
+        family: what is particular about its kind of model.
+        windows: how many positions each layer sees; None: all.
+        logit_cap: soft cap of its logits, or None.
         cache_argument: what its decoder and layers call the cache.
     """
 
@@ -47,19 +54,22 @@ class Target:
         self.eos_token_ids: frozenset[int] = frozenset(record.eos_token_ids)
         self.mask_token_id = record.mask_token_id
         self.taps = record.taps
+        self.family = family_of(record.architecture)
+        self.windows = windows(self.family, record.text_config, record.num_layers)
+        self.logit_cap = logit_cap(record.text_config)
         # transformers renamed the argument in 5.2x and warns about the old name.
         parameters = inspect.signature(self.decoder.forward).parameters
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def decoder(self) -> Any:
-        """The model without its head."""
-        return self.model.model
+        """The model without its head, and of a model that also sees or hears its text part."""
+        return attrgetter(self.family.decoder)(self.model)
 
     @property
     def embedding(self) -> Tensor:
         """Input embedding, [V, d]."""
-        weight: Tensor = self.model.get_input_embeddings().weight
+        weight: Tensor = self.decoder.embed_tokens.weight
         return weight
 
     @property
@@ -130,7 +140,7 @@ class Target:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -input_ids.shape[1] :]
         output = self.decoder(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=self._mask(attention_mask),
             position_ids=position_ids,
             use_cache=cache is not None,
             **{self.cache_argument: cache},
@@ -140,8 +150,12 @@ class Target:
 
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
-        """Next-token logits of final hidden states [.., d], [.., V] in the model's dtype."""
-        return torch.nn.functional.linear(last_hidden, self.head)
+        """Next-token logits of final hidden states [.., d], [.., V] in the model's dtype, capped where it caps them."""
+        return soft_cap(torch.nn.functional.linear(last_hidden, self.head), self.logit_cap)
+
+    def _mask(self, mask: Tensor | None) -> Any:
+        """What the decoder takes for a mask. It knows itself what windows make of none and of one of padding."""
+        return mask if mask is None or mask.ndim == 2 else layer_masks(mask, self.family, self.windows)
 
 
 def load_target(

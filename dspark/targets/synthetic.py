@@ -56,13 +56,21 @@ def make_target(source: RandomSource, out: Path, dtype: DType) -> None:
     tokenizer = byte_tokenizer()
     special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     try:
-        config = AutoConfig.for_model(**{"vocab_size": VOCABULARY, **special, **source.config})
+        config = AutoConfig.for_model(**_completed(source.config, {"vocab_size": VOCABULARY, **special}))
     except (TypeError, ValueError, StrictDataclassError) as reason:
         raise SettingsError(f"source.config: {reason}") from None
-    if config.vocab_size < VOCABULARY:
-        raise SettingsError(f"source.config.vocab_size is {config.vocab_size}, bytes need {VOCABULARY}")
+    vocabulary = config.get_text_config().vocab_size
+    if vocabulary < VOCABULARY:
+        raise SettingsError(f"source.config.vocab_size is {vocabulary}, bytes need {VOCABULARY}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(source.seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.to(getattr(torch, dtype)).save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def _completed(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """A config with what it leaves out; of a model that also sees or hears, its text part with it."""
+    if isinstance(text := config.get("text_config"), dict):
+        return config | {"text_config": defaults | text}
+    return defaults | config

@@ -13,7 +13,7 @@ from dspark.package.manifest import TargetInput
 from dspark.targets import hub
 from dspark.targets.layout import INDEX, SINGLE
 from dspark.targets.record import read_record
-from dspark.targets.traits import EMBEDDING, HEAD
+from dspark.targets.traits import EMBEDDINGS, HEAD
 from dspark.workspace.layout import Workspace
 
 
@@ -87,4 +87,4 @@ def _needed(folder: Path) -> list[str]:
     if not (folder / INDEX).is_file():
         return [SINGLE]
     places = read_json(folder / INDEX, PreflightError)["weight_map"]
-    return sorted({places[name] for name in (EMBEDDING, HEAD) if name in places})
+    return sorted({places[name] for name in (*EMBEDDINGS, HEAD) if name in places})

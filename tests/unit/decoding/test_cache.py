@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from dspark.decoding.cache import SlotCache
-from dspark.errors import PreflightError
-from dspark.evaluation.tiny import tiny_target
 from dspark.targets.loading import Target
 
 CPU = torch.device("cpu")
@@ -57,15 +53,15 @@ def test_a_window_beyond_the_capacity_is_refused():
         cache.window(3, CPU)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_ragged_incremental_passes_equal_one_pass_per_sequence(family: str):
+def test_ragged_incremental_passes_equal_one_pass_per_sequence(family_target: Target):
     """Rows of different prompts and different accepted counts, rolled back in between, against plain forwards.
 
-    The rejected tokens (39) leave garbage behind each row's length, which must not show.
+    The rejected tokens (39) leave garbage behind each row's length, which must not show, nor push anything out of a
+    window of 5 positions, which every row outgrows.
     """
-    target = tiny_target(40, family=family, spread=0.3)
+    target = family_target
     texts = [[3, 4, 5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27, 28]]
-    cache = SlotCache.of(target.model.config, 3, 12)
+    cache = SlotCache(target.record.num_layers, 3, 12)
     run(target, cache, [[3, 4, 39, 39], [11, 12, 13, 39], [20, 21, 22, 23]])
     cache.advance(counts(2, 3, 4))
     run(target, cache, [[5, 6, 7], [14, 39, 39], [24, 25, 39]])
@@ -79,9 +75,9 @@ def test_ragged_incremental_passes_equal_one_pass_per_sequence(family: str):
     assert cache.get_max_length() == 12
 
 
-def test_dropping_rows_keeps_the_others_contexts():
-    target = tiny_target(40, spread=0.3)
-    cache = SlotCache.of(target.model.config, 4, 10)
+def test_dropping_rows_keeps_the_others_contexts(family_target: Target):
+    target = family_target
+    cache = SlotCache(target.record.num_layers, 4, 10)
     run(target, cache, [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]])
     cache.advance(counts(3, 2, 1, 3))
     cache.keep([0, 3])
@@ -89,9 +85,3 @@ def test_dropping_rows_keeps_the_others_contexts():
     for row, text in enumerate([[3, 4, 5, 30, 31], [12, 13, 14, 32, 33]]):
         whole = target.last_hidden(torch.tensor([text]))[0, -2:]
         torch.testing.assert_close(last[row], whole, atol=2e-5, rtol=1e-4)
-
-
-def test_a_target_with_other_than_full_attention_is_refused():
-    config = SimpleNamespace(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
-    with pytest.raises(PreflightError, match="full attention only, not sliding_attention"):
-        SlotCache.of(config, 1, 8)

@@ -35,11 +35,13 @@ def matrices(dtype=torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(V, D, generator=generator).to(dtype) for _ in range(2))
 
 
-def target(folder: Path, *, sharded: bool = False, head: bool = True, **tensors) -> Path:
+def target(
+    folder: Path, *, sharded: bool = False, head: bool = True, name: str = "model.embed_tokens.weight", **tensors
+) -> Path:
     """A model folder with both matrices among others."""
     folder.mkdir(parents=True)
     embedding, output = matrices()
-    named = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(D), **tensors}
+    named = {name: embedding, "model.norm.weight": torch.ones(D), **tensors}
     named |= {"lm_head.weight": output} if head and "lm_head.weight" not in tensors else {}
     if not sharded:
         save_file(named, folder / "model.safetensors", {"format": "pt"})
@@ -158,10 +160,17 @@ def test_an_export_whose_file_is_another_than_it_says_makes_no_package(tmp_path)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("block", [1, 20, 2**20])
-def test_the_file_is_made_of_the_target_to_the_byte(package, tmp_path, monkeypatch, sharded, block):
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        (1, "model.embed_tokens.weight"),
+        (20, "model.language_model.embed_tokens.weight"),  # of a model that also sees
+        (2**20, "model.embed_tokens.weight"),
+    ],
+)
+def test_the_file_is_made_of_the_target_to_the_byte(package, tmp_path, monkeypatch, sharded, block, name):
     monkeypatch.setattr(materialising, "_BLOCK_ELEMENTS", block)
-    made = materialise(package, target(tmp_path / "target", sharded=sharded))
+    made = materialise(package, target(tmp_path / "target", sharded=sharded, name=name))
     assert made == package / FILE and made.read_bytes() == expected(BOTH)
     assert verify(package).absent == ()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "target"]

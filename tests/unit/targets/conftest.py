@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -22,8 +23,34 @@ SHAPE = {
 }
 
 
+_PARTICULARS = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "gemma4_unified": {
+        "layer_types": [
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+        "sliding_window": 4,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 8.0,
+    },
+}
+
+
+def config_of(family, tie=False):
+    shape = {**SHAPE, **_PARTICULARS.get(family, {})}
+    if family == "gemma4_unified":  # it also sees and hears
+        return {"model_type": family, "text_config": {**shape, "tie_word_embeddings": tie}, "tie_word_embeddings": tie}
+    return {"model_type": family, **shape, "tie_word_embeddings": tie}
+
+
 def spec_of(name, family="llama", *, seed=0, dtype="float32", tie=False, **fields):
-    config = {"model_type": family, **SHAPE, "tie_word_embeddings": tie}
+    config = config_of(family, tie)
     source = {"kind": "random", "seed": seed, "config": config}
     return TargetSpec.model_validate({"name": name, "source": source, "dtype": dtype, **fields})
 
@@ -43,11 +70,21 @@ def workspace(tmp_path_factory):
     return tmp_path_factory.mktemp("workspace")
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen3"])
-def target(request, workspace):
-    """A random target of each family, in float32; tied in one of them."""
-    record = materialise(spec_of(request.param, request.param, tie=request.param == "llama"), root=workspace)
-    return load_target(record, workspace)
+@pytest.fixture(scope="session")
+def family(workspace):
+    """A random target of a family, in float32; some of them tied."""
+
+    @functools.cache
+    def load(name):
+        record = materialise(spec_of(name, name, tie=name in ("llama", "gemma4_unified")), root=workspace)
+        return load_target(record, workspace)
+
+    return load
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen3", "gemma4_unified"])
+def target(request, family):
+    return family(request.param)
 
 
 @pytest.fixture

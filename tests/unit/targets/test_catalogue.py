@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 def test_every_target_of_the_checkout_is_valid():
     folder = CHECKOUT / "pipeline" / "targets"
-    assert {"smollm2-135m", "qwen3-4b", "qwen3-8b", "qwen3-14b", "tiny"} <= set(list_targets(folder))
+    assert {"smollm2-135m", "qwen3-4b", "qwen3-8b", "qwen3-14b", "gemma4-12b", "tiny"} <= set(list_targets(folder))
     specs = {name: read_target(folder, name) for name in list_targets(folder)}
     # Taps and mask token of DeepSpec's released drafters.
     assert specs["qwen3-8b"].taps == (1, 9, 17, 25, 33)
@@ -57,11 +57,11 @@ def test_a_folder_that_recommends_nothing_gets_the_defaults(tmp_path, make_folde
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported are llama"),
+        ({"model_type": "mamba"}, r"a state from token to token.*\(model_type 'mamba'\)"),
+        ({"model_type": "nobody"}, "model_type 'nobody' is not supported; supported are llama"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
-        ({"use_sliding_window": True}, "sliding-window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"num_hidden_layers": 1}, "fewer than two layers"),
     ],

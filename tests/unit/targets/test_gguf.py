@@ -14,6 +14,12 @@ from dspark.io.gguffile import Key, read_gguf, write_gguf
 from dspark.targets.gguf import copied_tokenizer, neighbouring_pairs, tokenizer_keys, write_target_gguf
 
 
+@pytest.fixture(params=["llama", "qwen3"])
+def target(request, family):
+    """Of the families that are written."""
+    return family(request.param)
+
+
 @pytest.fixture
 def written(target, workspace, tmp_path):
     write_target_gguf(tmp_path / "target.gguf", target.record, workspace)
@@ -215,3 +221,13 @@ def test_equal_targets_give_equal_bytes(target, workspace, tmp_path):
         write_target_gguf(tmp_path / name, target.record, workspace)
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
     assert gguf.GGUFReader(tmp_path / "a.gguf").alignment == 32
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma4_unified"])
+def test_other_families_are_not_written(family, name, workspace, tmp_path):
+    record = family(name).record
+    with pytest.raises(
+        SettingsError, match=f"a target of type '{record.model_type}' is not written as GGUF, only llama"
+    ):
+        write_target_gguf(tmp_path / "target.gguf", record, workspace)
+    assert not (tmp_path / "target.gguf").exists()

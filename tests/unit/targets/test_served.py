@@ -8,6 +8,12 @@ from dspark.io.gguffile import read_gguf
 from dspark.targets.served import described_file, published_file, served_file
 
 
+@pytest.fixture(params=["llama", "qwen3"])
+def target(request, family):
+    """Of the families that are written as GGUF."""
+    return family(request.param)
+
+
 def test_a_target_from_elsewhere_is_served_in_half_precision_and_described_without_being_written(target, workspace):
     record = target.record
     assert published_file(record, workspace) is None
