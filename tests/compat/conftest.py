@@ -78,13 +78,26 @@ def checkpoint(made: Made, tmp_path: Path) -> Callable[..., Path]:
     """Writes the drafter's union checkpoint, with fields of its config changed as asked."""
     from dspark.drafters.checkpoint import write_union
 
-    def write(name: str = "drafter", *, dtype: str = "bfloat16", **changes: Any) -> Path:
+    def write(name: str = "drafter", *, dtype: str = "bfloat16", drafter: Any = None, **changes: Any) -> Path:
         folder = tmp_path / name
-        write_union(folder, made.drafter, made.record, dtype=dtype)  # type: ignore[arg-type]
+        write_union(folder, drafter or made.drafter, made.record, dtype=dtype)  # type: ignore[arg-type]
         edit(folder, **changes)
         return folder
 
     return write
+
+
+@pytest.fixture
+def headless(made: Made) -> Any:
+    """The same drafter without its heads, as recipe dflash trains one."""
+    from dspark.drafters.kinds import build_drafter
+
+    changes = {"markov_type": "none", "markov_rank": 0, "confidence": False}
+    config = made.drafter.config.model_copy(update=changes)
+    drafter = build_drafter(config, made.drafter.embedding, made.drafter.head)
+    state = made.drafter.state_dict()
+    drafter.load_state_dict({name: state[name] for name in drafter.state_dict()})
+    return drafter.eval().requires_grad_(False)
 
 
 def edit(folder: Path, **changes: Any) -> None:

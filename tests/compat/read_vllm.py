@@ -99,14 +99,16 @@ def model_of(config: SpeculativeConfig, target: ModelConfig, weights: dict[str, 
 def heads(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Draft logits and confidences of hidden states, on the target's head, which vLLM shares with the drafter."""
     model.lm_head.weight.copy_(inputs["head"])
-    for layer in (model.lm_head, model.model.markov_head.markov_w2, model.model.confidence_head.proj):
+    confidence = getattr(model.model, "confidence_head", None)
+    layers = [model.lm_head, model.model.markov_head.markov_w2, *([] if confidence is None else [confidence.proj])]
+    for layer in layers:
         # vLLM's own fallback; its other choices are compiled parts, and depend on the processor.
         layer.cpu_linear = torch.nn.functional.linear
     embedded = model.markov_embed(inputs["previous"])
-    return {
-        "logits": model.compute_draft_logits(inputs["hidden"]) + model.markov_bias(embedded),
-        "confidences": model.compute_confidence(inputs["hidden"], embedded).contiguous(),
-    }
+    found = {"logits": model.compute_draft_logits(inputs["hidden"]) + model.markov_bias(embedded)}
+    if confidence is not None:
+        found["confidences"] = model.compute_confidence(inputs["hidden"], embedded).contiguous()
+    return found
 
 
 def read(folder: Path, target: ModelConfig) -> dict[str, Any]:

@@ -46,9 +46,9 @@ def package(made: Any, checkpoint: Any, tmp_path: Path) -> Callable[..., Path]:
     scheduler = SchedulerConfig(gamma=4, calibrations=(calibration,), curves={"here": curve})
     files = engine_files("vllm", EngineInputs(made.drafter.config, made.record, scheduler, "here", {"engine": "x"}))
 
-    def write(name: str, *, settings: dict[str, Any] | None = None, **changes: Any) -> Path:
+    def write(name: str, *, settings: dict[str, Any] | None = None, drafter: Any = None, **changes: Any) -> Path:
         folder = tmp_path / "packages" / name
-        shutil.copytree(checkpoint(name, **changes), folder / "drafter")
+        shutil.copytree(checkpoint(name, drafter=drafter, **changes), folder / "drafter")
         (folder / SETTINGS).parent.mkdir(parents=True)
         data = files[SETTINGS]
         (folder / SETTINGS).write_bytes(json.dumps(json.loads(data) | settings).encode() if settings else data)
@@ -124,6 +124,24 @@ def test_every_tensor_arrives_in_its_place_and_none_is_left_out(package: Any, re
         "lm_head.weight",
         "model.mask_embedding",
     }
+
+
+def test_a_drafter_without_heads_is_served_by_the_lm_head_alone(made: Any, package: Any, headless: Any, reader: Any):
+    """Recipe dflash: the neutral sequential head adds nothing, and no confidence head is built."""
+    folder = package("headless", drafter=headless)
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(6, 32, generator=generator).bfloat16()
+    previous = torch.randint(0, 320, (6,), generator=generator)
+    head = made.target.head.data.clone()
+    save_file({"hidden": hidden, "previous": previous, "head": head}, folder / "inputs.safetensors")
+    answer = reader(folder)["headless"]
+    assert "error" not in answer, answer
+    assert (answer["method"], answer["markov_rank"], answer["enable_confidence_head"]) == ("dspark", 16, False)
+    assert answer["sample_from_anchor"] is True and answer["num_speculative_tokens"] == 4
+    found = load_file(folder / "outputs.safetensors")
+    assert set(found) == {"logits"}
+    assert torch.allclose(found["logits"].float(), hidden.float() @ head.float().T, atol=2e-2, rtol=2e-2)
+    assert not any("confidence" in name for name in load_file(folder / "loaded.safetensors"))
 
 
 def test_an_rnn_head_is_refused_by_us_first_and_by_vllm_for_its_tensors(made: Any, package: Any, reader: Any):
