@@ -23,6 +23,7 @@ from speculators import SpeculatorModel, SpeculatorModelConfig  # noqa: E402
 from speculators.losses import resolve_loss_config  # noqa: E402
 
 FIELDS = ("block_size", "mask_token_id", "markov_rank", "markov_head_type", "sample_from_anchor", "draft_vocab_size")
+STEPS = 4  # of a chain
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -33,12 +34,13 @@ def read(folder: Path) -> dict[str, Any]:
     loaded = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
     save_file(loaded, folder / "loaded.safetensors")
     if (folder / "inputs.safetensors").is_file():
-        save_file(forward(model, load_file(folder / "inputs.safetensors")), folder / "outputs.safetensors")
+        run = chains if config.speculators_model_type == "eagle3" else forward
+        save_file(run(model, load_file(folder / "inputs.safetensors")), folder / "outputs.safetensors")
     return {
         "class": type(model).__name__,
         "aux_hidden_state_layer_ids": model.target_layer_ids,
         "speculative_tokens": config.speculators_config.proposal_methods[0].speculative_tokens,
-        **{name: getattr(config, name) for name in FIELDS},
+        **{name: getattr(config, name) for name in FIELDS if hasattr(config, name)},
     }
 
 
@@ -78,6 +80,24 @@ def forward(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tens
         "logits": seen["logits"].reshape(*blocks, -1).contiguous(),
         "confidences": seen["confidences"].reshape(blocks).contiguous(),
     }
+
+
+def chains(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Draft logits [S, steps, V] of the chains from every position, teacher-forced, as its training runs them.
+
+    What stands at a position is its hidden states and the token after it; the last one has none, and gets 0. This class
+    does not put in a head that the checkpoint leaves to the target, though it has read it for its loss.
+    """
+    model.lm_head.weight.data.copy_(model.verifier_lm_head.weight)
+    seen: list[torch.Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda module, given, logits: seen.append(logits[0]))
+    taps, tokens = inputs["taps"], inputs["tokens"]
+    following = torch.cat([tokens[1:], tokens.new_zeros(1)])
+    documents = torch.zeros(1, len(tokens), dtype=torch.int64)
+    with torch.no_grad():
+        model(taps.unsqueeze(0), following.unsqueeze(0), documents, ttt_steps=STEPS)
+    hook.remove()
+    return {"logits": torch.stack(seen, 1).contiguous()}
 
 
 def main(folders: list[Path]) -> None:
