@@ -39,7 +39,7 @@ def list_all(context: click.Context, everything: bool, json_output: bool) -> Non
         _print_items(items)
         return
     rows = [(heap.kind, str(heap.count), size(heap.bytes), _users(heap.users)) for heap in heaps(items)]
-    print_table(rows, ("what", "", "on disk", "used by"))
+    print_table(rows, ("what", "things", "on disk", "used by"))
 
 
 @store.command()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dspark.corpus.responses import BatchEntry
 from dspark.corpus.sequences import read_sequences
 from dspark.errors import DataError, DsparkError
 from dspark.features.store import ShardEntry, damage, discard, read_entry
@@ -103,9 +104,10 @@ def verify(workspace: Workspace, *, repair: bool, note: Callable[[str], None]) -
         if repair:
             stack.enter_context(_locked(workspace, "dspark store verify --repair", note))
         items = [item for item in inventory(workspace) if item.kind != "leftover"]
-        with_digest = [item for item in items if item.kind in ("features", "targets", "packages", "waiting")]
+        with_digest = [item for item in items if item.kind != "gguf"]
         listed = _listed(workspace)
         damaged = [Damaged(item, what) for item in items if (what := _damage(workspace, item, listed)) is not None]
+        damaged += [found for item in items if item.kind == "responses" for found in _damaged_batches(item)]
         damaged += _missing(listed, items)
         if repair:
             damaged = [_repaired(workspace, found) for found in damaged]
@@ -138,10 +140,7 @@ def _damage(workspace: Workspace, item: Item, listed: Listed) -> str | None:
             return _shard_damage(feature_store(workspace), item, listed.get(item.name, []))
         if item.kind == "targets":
             return _target_damage(folder)
-        if item.kind == "responses":
-            for path in sorted(folder.glob("*.jsonl")):
-                read_sequences(path)
-        elif item.kind == "gguf":
+        if item.kind == "gguf":
             _read_all_gguf(folder)
         elif item.kind == "packages" and not is_sound(folder, item.name):
             return "it is not the package that it is named after"
@@ -163,6 +162,21 @@ def _shard_damage(store: Path, item: Item, listed: list[tuple[str, ShardEntry]])
         return wrong
     other = next(((who, named) for who, named in listed if named != entry), None)
     return None if other is None else f"it is another one than {other[0]} names: {other[1].sha256}"
+
+
+def _damaged_batches(item: Item) -> list[Damaged]:
+    """Batches of answers that are not what their entries say, or cannot be read."""
+    found = []
+    for path in sorted(item.paths[-1].glob("*.jsonl")):
+        entry = path.with_suffix(".json")
+        try:
+            read_sequences(path)
+            if entry.is_file() and read_model(entry, BatchEntry).sha256 != digest_file(path):
+                raise DataError(f"{path}: its sha256 is not the one in {entry.name}")
+        except DataError as error:
+            batch = Item("responses", f"{item.name}/{path.stem}", (path, entry), path.stat().st_size, item.users)
+            found.append(Damaged(batch, error.message))
+    return found
 
 
 def _target_damage(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from dspark.cli import store as cli
 from dspark.config.declared import Mistakes
 from dspark.config.models import Sampling
-from dspark.corpus.responses import ResponsesSummary, store_key
+from dspark.corpus.responses import BatchEntry, ResponsesSummary, store_key
 from dspark.errors import DataError, PreflightError
 from dspark.features.store import FeatureManifest, ShardEntry, entry_path, shard_path
 from dspark.io.digest import digest_bytes, digest_file
@@ -280,15 +280,21 @@ def test_a_changed_target_is_found_and_its_source_left_alone(workspace: Workspac
     assert not folder.exists() and source.exists()
 
 
-def test_responses_that_cannot_be_read_are_found(workspace: Workspace) -> None:
+def test_of_damaged_responses_the_batch_alone_is_removed(workspace: Workspace) -> None:
     folder = workspace.store / "responses" / ("3" * 64)
     folder.mkdir(parents=True)
     row = {"id": "a", "sample": 0, "domain": "d", "prompt_ids": [1], "response_ids": [2], "finish_reason": "stop"}
-    (folder / "whole.jsonl").write_text(json.dumps(row) + "\n")
+    for name in ("whole", "torn", "flipped"):
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        write_model(folder / f"{name}.json", BatchEntry(sha256=digest_file(folder / f"{name}.jsonl")))
     assert verify(workspace, repair=False, note=quiet).sound
     (folder / "torn.jsonl").write_text(json.dumps(row)[:30])
+    (folder / "flipped.jsonl").write_text(json.dumps(row | {"response_ids": [3]}) + "\n")
     found = verify(workspace, repair=False, note=quiet)
-    assert (found.digests, found.forms) == (0, 1) and "torn.jsonl:1" in found.damaged[0].what
+    assert [damaged.item.name[65:] for damaged in found.damaged] == ["flipped", "torn"]
+    assert "sha256" in found.damaged[0].what and "torn.jsonl:1" in found.damaged[1].what
+    assert verify(workspace, repair=True, note=quiet).sound
+    assert {path.name for path in folder.iterdir()} == {"whole.json", "whole.jsonl"}
 
 
 def test_a_damaged_package_stays_for_somebody_to_look_at(workspace: Workspace) -> None:
