@@ -29,6 +29,7 @@ _SWITCHES = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_UV_AUTO_DETECT": "false",
     "MLFLOW_RECORD_ENV_VARS_IN_MODEL_LOGGING": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # where --json prints one document
 }
 _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # Between the last byte of a large file and the answer, a server may have to pass it on to an object store.
