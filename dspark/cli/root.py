@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
     "package": ("dspark.cli.package", "package", "Fetch, verify, sign, try and show packages"),
     "registry": ("dspark.cli.registry", "registry", "What is registered, who held which stage; deliver what waits"),
+    "remote": ("dspark.cli.remote", "remote", "Share what stages made, through DVC's remote"),
     "promote": ("dspark.cli.promote", "promote", "Promote a registered version through the gates"),
     "rollback": ("dspark.cli.promote", "rollback", "Let what held a stage before hold it again"),
     "drift": ("dspark.cli.drift", "drift", "Hold a server's live acceptance against a certificate"),

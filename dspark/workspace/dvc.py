@@ -202,11 +202,11 @@ def changed_stages(workspace: Workspace, target: str) -> dict[str, list[str]]:
         raise PreflightError(f"dvc status: {lines[0] if lines else 'failed'}", "dspark doctor")
     found: dict[str, Any] = json.loads(done.stdout)
     # DVC calls everything that a stage reads `modified`, also of one that never ran.
-    ran = _stages_that_ran(workspace)
+    ran = stages_that_ran(workspace)
     return {name: _reasons(changes) if name in ran else [NEVER_RAN] for name, changes in found.items()}
 
 
-def _stages_that_ran(workspace: Workspace) -> set[str]:
+def stages_that_ran(workspace: Workspace) -> set[str]:
     """Stages that `dvc.lock` knows."""
     path = workspace.root / "dvc.lock"
     lock = read_yaml(path) if path.is_file() else None
