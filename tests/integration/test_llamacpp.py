@@ -16,6 +16,7 @@ from dspark.config.models import DrafterSettings, EvaluationSettings, ServingPro
 from dspark.corpus.prompts import PreparedPrompt
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import build_drafter
 from dspark.engines.agreement import AgreementReport
 from dspark.evaluation.entry import CertificateEntry
 from dspark.evaluation.llamacpp import certify_llamacpp
@@ -166,6 +167,24 @@ def test_an_engine_that_drafts_otherwise_disagrees(made: Made, tmp_path: Path):
     assert entry.offline_vs_engine.equal_counters < 8
     assert entry.lossless.result == "pass", "whatever is drafted, the target decides"
     Certificate(subject="0" * 64, gamma=GAMMA, entries=(entry,), engines=())
+
+
+@pytest.mark.parametrize("gamma", [GAMMA, 1])
+def test_a_drafter_without_heads_drafts_in_the_engine_as_in_torch(made: Made, gamma: int, tmp_path: Path):
+    """Recipes dflash and mtp1, as DSpark with a neutral head: every block, and every faulty file is told apart."""
+    changes = {"markov_type": "none", "markov_rank": 0, "confidence": False, "gamma": gamma}
+    config = made.drafter.config.model_copy(update=changes)
+    ids = made.drafter.draft_token_ids if config.draft_vocab_size is not None else None
+    drafter = build_drafter(config, made.target.embedding, made.target.head, ids, seed=3).eval().requires_grad_(False)
+    for parameter in drafter.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(8)  # or every block would be the anchor over again, whatever is wrong
+    prompts = [prompt.token_ids for prompt in made.prompts]
+    report = agree_with_llamacpp(made.target, drafter, made.file, prompts, tmp_path, max_new_tokens=12)
+    assert report.agreement.verdict == "equal" and report.agreement.blocks > 20
+    assert {name: control.verdict for name, control in report.negative_controls.items()} == dict.fromkeys(
+        faults(drafter), "different"
+    )
 
 
 def test_step_times_are_measured_over_requests_tokens_and_contexts(made: Made, tmp_path: Path):
