@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "package"))  # fake_build.py
 sys.path.insert(0, str(Path(__file__).parents[1] / "drafters"))  # foreign_layouts.py
 
 import fake_build
-from foreign_layouts import LAYOUTS, flat, moved, write
+from foreign_layouts import LAYOUTS, chain, flat, moved, write
 
 from dspark.config.models import DrafterSettings, MarkovSettings
 from dspark.config.resolve import resolve
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
+from dspark.drafters.kinds import build_drafter
 from dspark.errors import DataError, PreflightError, SettingsError
 from dspark.io.jsonfile import write_model
 from dspark.targets.ends import Ends
@@ -141,6 +142,26 @@ def test_a_build_shares_everything_but_its_drafter_with_another(
     assert "steps" not in imported.build.read_text() and str(tmp_path) not in imported.build.read_text()
     assert imported_files(workspace, build).keys() == {"config.json", "model.safetensors"}
     assert imported.origin.layout == layout
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("dspark", flat), ("eagle3", chain)])
+def test_a_build_of_a_drafter_without_heads_declares_it_so(
+    workspace: Workspace, take: Callable[..., Imported], ends: Ends, tmp_path: Path, kind: str, layout: Any
+) -> None:
+    """DFlash and EAGLE-3; the hint of a build that says something else is all that it takes to say the right thing."""
+    settings = DrafterSettings.model_validate(
+        {"kind": kind, "gamma": 3, "layers": 1, "markov": {"type": "none"}, "confidence": False}
+    )
+    drafter = moved(build_drafter(DrafterConfig.of(fake_build.record(), settings), *ends, seed=1))
+    folder = write(tmp_path / kind, layout(drafter), drafter.state_dict())
+    imported = take(source=str(folder), build="theirs", like="demo")
+    build = resolve(workspace.root, build="theirs").chosen.build
+    assert build.drafter == imported.drafter == settings and imported_files(workspace, build)
+    flags = [f"training.imported={imported.origin.digest}"]
+    with pytest.raises(SettingsError, match=r"drafter\.markov\.type is vanilla") as refused:
+        imported_files(workspace, resolve(workspace.root, build="demo", flags=flags).chosen.build)
+    flags += [word for word in refused.value.hint.split() if word.startswith("drafter.")]
+    assert imported_files(workspace, resolve(workspace.root, build="demo", flags=flags).chosen.build)
 
 
 def test_the_same_command_again_changes_nothing_and_a_file_of_somebody_else_is_never_touched(
