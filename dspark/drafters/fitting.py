@@ -124,8 +124,12 @@ def require_declared(config: DrafterConfig, declared: DrafterSettings, build: st
         if here[key] != there[key]
     ]
     if different:
-        flags = " ".join(f"--set drafter.{key}={_flag(value)}" for key, value in there.items() if here[key] != value)
-        raise SettingsError(f"build {build!r}: {'; '.join(different)}", f"change its file, or add {flags}")
+        flags = [f"--set drafter.{key}={_flag(value)}" for key, value in there.items() if here[key] != value]
+        if config.confidence != declared.confidence:
+            flags.append(
+                f"--set training.loss.confidence={int(config.confidence)}"
+            )  # a head and its weight go together
+        raise SettingsError(f"build {build!r}: {'; '.join(different)}", f"change its file, or add {' '.join(flags)}")
 
 
 def _flag(value: object) -> str:

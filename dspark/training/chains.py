@@ -6,8 +6,8 @@ target's whole distribution at p + j:
     loss = 1 / n  sum over sequences  1 / T  sum over chains and steps  decay^j CE(p_t, p_d)
 
 with n sequences in a step and T tokens in a sequence: a sequence counts by the share of it that is response, not by its
-length. Where fewer anchors are drawn than a sequence has, each stands for as many as were left out. Chains start, and
-end, where blocks do: DeepSpec leaves out the first anchor of a response, which decoding starts from, and supervises what
+length. Where fewer anchors are drawn than a sequence has, each stands for as many as were left out. Chains start and
+end where blocks do: DeepSpec leaves out the first anchor of a response, which decoding starts from, and supervises what
 follows its last token instead. `loss.decay` is that of all recipes, exp(-j / decay): DeepSpec's 0.8 a step is
 -1 / log(0.8).
 """

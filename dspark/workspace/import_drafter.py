@@ -167,11 +167,14 @@ def _declare(
     file = f"{FOLDERS['build']}/{like}.yaml"
     shared = read_mapping(workspace.root / file, file) if (workspace.root / file).is_file() else {}
     training = {key: value for key, value in (shared.get("training") or {}).items() if key in MEASURED_BY}
-    made = {
+    made: dict[str, Any] = {
         "drafter": settings.model_dump(mode="json"),
         "training": {"imported": origin.digest, **training},
     }
-    layer = {**made, "training": {**made["training"], "initial": None, "mixture": None}}
+    if not settings.confidence:
+        made["training"]["loss"] = {"confidence": 0.0}  # the weight of a head that it does not have
+    weight = {"loss": {"confidence": float(settings.confidence)}}
+    layer = {**made, "training": {**made["training"], **weight, "initial": None, "mixture": None}}
     found = resolve(workspace.root, build=like, overlay=Overlay(layer, Origin("verb", "dspark import"))).chosen.build
     if found.target.name != request.target:
         raise SettingsError(

@@ -203,7 +203,8 @@ def test_step_times_are_measured_over_requests_tokens_and_contexts(made: Made, t
     assert shapes == [(n, n * (1 + k), context) for n in (1, 2) for context in (16, 48) for k in (1, GAMMA)]
     assert [(row.requests, row.verify_tokens) for row in report.plain] == [(1, 1), (1, 1), (2, 2), (2, 2)]
     for row in (*report.rows, *report.plain):
-        assert 0 <= row.draft_seconds < row.step_seconds and row.n >= PROFILE.repeats * row.requests / 2
+        # Steps are timed as replies arrive: a client that got no core sees several at once, too short to draft in.
+        assert 0 <= row.draft_seconds <= row.step_seconds > 0 and row.n >= PROFILE.repeats * row.requests / 2
         assert row.step_seconds == pytest.approx(row.draft_seconds + row.verify_seconds)
     assert all(row.draft_seconds > 0 for row in report.rows) and all(row.draft_seconds == 0 for row in report.plain)
     assert (report.curve is None) == ("curve" in report.absent)
