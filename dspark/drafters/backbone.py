@@ -1,7 +1,8 @@
-"""The parallel backbone: Qwen3 layers whose keys and values hold the target's context beside the block.
+"""The parallel backbone: layers whose keys and values hold the target's context beside the block.
 
 Queries come from the block only. The projected context C enters every layer's k_proj and v_proj as it is (it has its
 own norm, `hidden_norm`); the block's states pass the layer's input norm first (DFlash; deepspec.md, section 1.2).
+Layers are Qwen3's or, for Gemma 4 targets, Gemma 4's (section 1.5); what tells them apart is data (`styles.py`).
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ class RMSNorm(nn.Module):
             narrow = self.before_products and torch.is_autocast_enabled(kind)
             dtype = torch.get_autocast_dtype(kind) if narrow else x.dtype
             return fused.rms_norm(x, self.weight, self.eps, dtype)
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (normed * self.weight.float()).to(x.dtype)
+        return (unit_rms(x.float(), self.eps) * self.weight.float()).to(x.dtype)
+
+
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis: an RMS norm without a weight, computed in float32, in the dtype of x."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 class Rotary:
@@ -58,12 +63,19 @@ class Rotary:
 def inverse_frequencies(config: DrafterConfig) -> tuple[Tensor, float]:
     """RoPE frequencies, float32 [head_dim / 2], and the factor on cos and sin.
 
-    The default type is theta^(-2i / head_dim); the others are transformers' own functions, as the target uses them.
+    The default type is theta^(-2i / head_dim). The proportional one is the same for the first pairs of a head, as
+    many as `partial_rotary_factor` says, and leaves the others as they are (angle 0). The other types are transformers'
+    own functions, as the target uses them.
     """
     theta = float(config.rope["rope_theta"])
-    if config.rope["rope_type"] == "default":
+    if config.rope["rope_type"] in ("default", "proportional"):
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        return 1.0 / theta**exponents, 1.0
+        frequencies = 1.0 / theta**exponents
+        if config.rope["rope_type"] == "proportional":
+            turned = int(config.rope.get("partial_rotary_factor", 1.0) * config.head_dim // 2)
+            frequencies[turned:] = 0.0
+            frequencies /= float(config.rope.get("factor", 1.0))
+        return frequencies, 1.0
     from transformers import Qwen3Config
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -85,7 +97,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of one draft layer: per-head RMS norms on queries and keys, grouped queries, not causal."""
+    """Attention of one draft layer: per-head RMS norms on queries and keys, grouped queries, not causal.
+
+    With `shared_key_value` there is no `v_proj`: values are what `k_proj` gives, before norm and rotation.
+    """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -93,10 +108,12 @@ class Attention(nn.Module):
         self.heads, self.kv, self.size = config.num_attention_heads, config.num_key_value_heads, size
         self.q_proj = nn.Linear(config.hidden_size, self.heads * size, bias=bias)
         self.k_proj = nn.Linear(config.hidden_size, self.kv * size, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, self.kv * size, bias=bias)
+        self.v_proj = None if config.shared_key_value else nn.Linear(config.hidden_size, self.kv * size, bias=bias)
         self.o_proj = nn.Linear(self.heads * size, config.hidden_size, bias=bias)
         self.q_norm = RMSNorm(size, config.rms_norm_eps)
         self.k_norm = RMSNorm(size, config.rms_norm_eps)
+        self.scale = config.score_scale
+        self.value_eps = config.rms_norm_eps if config.style.norms_values else None
 
     def keys_values(self, x: Tensor, rotation: Pair) -> Pair:
         """Keys (normed, rotated) and values of states x [B, T, d] at positions given by cos and sin [B, T, hd / 2].
@@ -104,8 +121,11 @@ class Attention(nn.Module):
         Returns:
             two [B, kv, T, hd].
         """
-        keys = self._turned(self._split(self.k_proj(x), self.kv), self.k_norm, rotation)
-        return keys, self._split(self.v_proj(x), self.kv).transpose(1, 2)
+        projected = self._split(self.k_proj(x), self.kv)
+        values = projected if self.v_proj is None else self._split(self.v_proj(x), self.kv)
+        if self.value_eps is not None:
+            values = unit_rms(values, self.value_eps)
+        return self._turned(projected, self.k_norm, rotation), values.transpose(1, 2)
 
     def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Tensor) -> Tensor:
         """Attention output of block states.
@@ -127,7 +147,7 @@ class Attention(nn.Module):
             keys.reshape(batch, self.kv, blocks, slots, self.size),
             values.reshape(batch, self.kv, blocks, slots, self.size),
             visible,
-            self.size**-0.5,
+            self.scale,
         )
         joined = mixed.permute(0, 2, 3, 1, 4).reshape(batch, blocks, slots, self.heads * self.size)
         result: Tensor = self.o_proj(joined)
@@ -146,32 +166,54 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """A gated MLP: SwiGLU, or with GELU for the gate."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.activation = config.style.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """down(silu(gate(x)) * up(x)), [..., d]."""
-        result: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        """down(activation(gate(x)) * up(x)), [..., d]."""
+        gate: Tensor = self.gate_proj(x)
+        opened = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        result: Tensor = self.down_proj(opened * self.up_proj(x))
         return result
 
 
 class Layer(nn.Module):
-    """One pre-norm draft layer."""
+    """One draft layer: norms before attention and MLP, and in a sandwich also behind them.
+
+    In a sandwich `post_attention_layernorm` is the norm behind attention; without one it is, as in Qwen3, the norm
+    before the MLP. The output of a sandwich is multiplied by `layer_scalar`, which does not learn.
+    """
+
+    layer_scalar: Tensor
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
         self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
+        self.sandwich = config.style.sandwich
+        self.post_attention_layernorm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, before_products=not self.sandwich
+        )
         self.mlp = FeedForward(config)
+        if self.sandwich:
+            self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, before_products=True)
+            self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.register_buffer("layer_scalar", torch.ones(1))
 
     def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Tensor) -> Tensor:
         """Block states after this layer, [B, N, K, d]; arguments as in `Attention.forward`."""
-        mixed: Tensor = x + self.self_attn(self.input_layernorm(x), context, rotation, visible)
+        attended: Tensor = self.self_attn(self.input_layernorm(x), context, rotation, visible)
+        mixed: Tensor
+        if self.sandwich:
+            mixed = x + self.post_attention_layernorm(attended)
+            mixed = mixed + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(mixed)))
+            return mixed * self.layer_scalar
+        mixed = x + attended
         result: Tensor = mixed + self.mlp(self.post_attention_layernorm(mixed))
         return result

@@ -13,6 +13,7 @@ from torch.nn import functional
 from dspark.drafters.backbone import Rotary
 from dspark.drafters.config import DrafterConfig
 from dspark.errors import SettingsError
+from dspark.targets.capping import soft_cap
 
 INITIAL_STD = 0.02  # of every weight matrix, as in transformers' Qwen3
 
@@ -53,8 +54,8 @@ class Drafter(nn.Module):
         return next(self.parameters()).dtype
 
     def base_logits(self, hidden: Tensor) -> Tensor:
-        """LM head on states [..., d], float32 [..., Vd]."""
-        return functional.linear(hidden, self.head.to(hidden.dtype)).float()
+        """LM head on states [..., d], with the target's soft cap if it has one, float32 [..., Vd]."""
+        return soft_cap(functional.linear(hidden, self.head.to(hidden.dtype)).float(), self.config.logit_cap)
 
     def to_target_ids(self, draft_index: Tensor) -> Tensor:
         """Target ids of columns of the draft logits."""

@@ -73,7 +73,7 @@ def write_union(
         StageError: if a tensor holds NaN or infinity, or looks as if training never moved it.
     """
     if not untrained:
-        _check_moved(parameters(drafter))
+        _check_moved(drafter)
     wanted: torch.dtype = getattr(torch, dtype)
     served = served_form(drafter)
     tensors = {name: value.to(wanted) for name, value in union_tensors(served).items()}
@@ -98,7 +98,7 @@ def write_deepspec(
         StageError: as `write_union`.
     """
     if not untrained:
-        _check_moved(parameters(drafter))
+        _check_moved(drafter)
     wanted: torch.dtype = getattr(torch, dtype)
     # Its evaluator runs drafters without a sequential head; a reduced vocabulary needs the neutral one.
     native = drafter.config.markov_type == "none" and drafter.config.draft_vocab_size is None
@@ -210,7 +210,7 @@ def _write(
 
 
 def parameters(drafter: Drafter) -> dict[str, Tensor]:
-    """The drafter's trained tensors as they are, by name, on the CPU."""
+    """The drafter's tensors as they are, by name, on the CPU."""
     return {name: value.detach().cpu().contiguous() for name, value in drafter.state_dict().items()}
 
 
@@ -220,13 +220,14 @@ def _check_finite(tensors: dict[str, Tensor], error: type[StageError] | type[Int
         raise error(f"the drafter's weights are not finite: {', '.join(broken)}", "train it again")
 
 
-def unmoved(tensors: dict[str, Tensor]) -> list[str]:
-    """Names of tensors that are all 0 or all 1, as before training."""
-    return [name for name, value in tensors.items() if bool((value == 0).all()) or bool((value == 1).all())]
+def unmoved(drafter: Drafter) -> list[str]:
+    """Names of tensors that should have learned and are all 0 or all 1, as before training."""
+    learned = {name: value.detach() for name, value in drafter.named_parameters()}  # buffers do not learn
+    return [name for name, value in learned.items() if bool((value == 0).all()) or bool((value == 1).all())]
 
 
-def _check_moved(tensors: dict[str, Tensor]) -> None:
-    if still := unmoved(tensors):
+def _check_moved(drafter: Drafter) -> None:
+    if still := unmoved(drafter):
         raise StageError(
             f"training never moved these tensors of the drafter, they are all 0 or all 1: {', '.join(still)}",
             "an export without them would load everywhere and draft badly: train longer, or look for a broken gradient",

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dspark.config.models import DrafterKind, DrafterSettings, MarkovType, drafter_family, misfits
+from dspark.drafters.styles import STYLES, LayerStyle
 from dspark.errors import DataError, SettingsError
 from dspark.io.jsonfile import validation_text
+from dspark.targets.traits import FULL, DrafterLayers, family_of, global_attention, logit_cap
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
@@ -35,6 +37,9 @@ class DrafterConfig(BaseModel):
         markov_type: of the sequential head, "none" without one; gated and rnn heads have the whole vocabulary.
         markov_rank: r, 0 without a sequential head.
         confidence: whether a head says how likely each draft survives.
+        layer_style: the kind of layers, a key of `styles.STYLES`.
+        shared_key_value: one projection gives keys and values.
+        logit_cap: soft cap c of the base logits, c tanh(u / c); the Markov bias is added behind it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -58,6 +63,9 @@ class DrafterConfig(BaseModel):
     confidence: bool = True
     draft_vocab_size: int | None = Field(default=None, gt=1)
     attention_bias: bool = False
+    layer_style: DrafterLayers = "qwen3"
+    shared_key_value: bool = False
+    logit_cap: float | None = Field(default=None, gt=0)
     target_model_type: str
     num_target_layers: int = Field(gt=0)
 
@@ -87,7 +95,11 @@ class DrafterConfig(BaseModel):
             raise ValueError(f"draft_vocab_size goes with a vanilla Markov head alone, not with {self.markov_type!r}")
         if problems := misfits(self.kind, self.layers, self.markov_type, self.draft_vocab_size):
             raise ValueError("; ".join(problems))
-        _check_rope(self.rope)
+        if self.kind not in self.style.kinds:
+            raise ValueError(f"no drafter of kind {self.kind} is made of {self.style.name}'s layers")
+        if self.layer_style == "qwen3" and (self.shared_key_value or self.logit_cap is not None):
+            raise ValueError("Qwen3 layers have a projection of their own for values and no soft cap on logits")
+        _check_rope(self.rope, self.style)
         return self
 
     @classmethod
@@ -97,17 +109,28 @@ class DrafterConfig(BaseModel):
         A `draft_vocab_size` that is not smaller than the target's vocabulary means the whole vocabulary.
 
         Raises:
-            SettingsError: if the target has a geometry that the drafter (Qwen3 layers) cannot follow.
+            SettingsError: if the target has a geometry that the drafter's layers cannot follow, or layers that no
+                drafter of the recipe's kind is made of.
         """
-        text = record.text_config
-        if (activation := text.get("hidden_act", "silu")) not in ("silu", "swish"):
+        text, layer_style = record.text_config, family_of(record.architecture).drafter
+        style = STYLES[layer_style]
+        if settings.kind not in style.kinds:
             raise SettingsError(
-                f"target {record.name}: hidden_act is {activation!r}, the drafter's layers use 'silu'",
-                "use a target of the Llama or Qwen families",
+                f"target {record.name}: its drafters are made of {style.name}'s layers, and none of kind "
+                f"{settings.kind!r} is",
+                f"name a recipe of kind {' or '.join(style.kinds)} in the build's file and see what it says: "
+                "dspark plan --build NAME --settings",
+            )
+        activation = text.get(style.activation_key, style.activation)
+        if not style.has_activation(activation):
+            raise SettingsError(
+                f"target {record.name}: {style.activation_key} is {activation!r}, the drafter's layers use "
+                f"{style.activation!r}",
+                "use a target of another family",
             )
         limited = settings.draft_vocab_size
         try:
-            heads = int(text["num_attention_heads"])
+            heads, kv, width = global_attention({"hidden_size": record.hidden_size, **text})
             return cls(
                 gamma=settings.gamma,
                 layers=settings.layers,
@@ -116,8 +139,8 @@ class DrafterConfig(BaseModel):
                 hidden_size=record.hidden_size,
                 intermediate_size=text["intermediate_size"],
                 num_attention_heads=heads,
-                num_key_value_heads=text.get("num_key_value_heads") or heads,
-                head_dim=text.get("head_dim") or record.hidden_size // heads,
+                num_key_value_heads=kv,
+                head_dim=width,
                 rms_norm_eps=text.get("rms_norm_eps", 1e-6),
                 rope=rope_parameters(text),
                 max_position=record.max_position,
@@ -128,6 +151,9 @@ class DrafterConfig(BaseModel):
                 confidence=settings.confidence,
                 draft_vocab_size=limited if limited is not None and limited < record.vocab_physical else None,
                 attention_bias=bool(text.get("attention_bias", False)),
+                layer_style=layer_style,
+                shared_key_value=layer_style == "gemma4" and bool(text.get("attention_k_eq_v")),
+                logit_cap=logit_cap(text),
                 target_model_type=record.model_type,
                 num_target_layers=record.num_layers,
             )
@@ -188,6 +214,21 @@ class DrafterConfig(BaseModel):
         self.require_same(earlier.model_copy(update=changes), where)
 
     @property
+    def style(self) -> LayerStyle:
+        """How the layers differ from other kinds."""
+        return STYLES[self.layer_style]
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by."""
+        return self.hidden_size**0.5 if self.style.scales_embedding else 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.head_dim**-0.5 if self.style.scales_scores else 1.0
+
+    @property
     def context_size(self) -> int:
         """Width of the concatenated taps, m*d."""
         return len(self.taps) * self.hidden_size
@@ -212,9 +253,11 @@ class DrafterConfig(BaseModel):
 def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:
     """RoPE in the one spelling used here, from either spelling of a transformers config.
 
-    Newer configs nest everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`.
+    Newer configs nest everything in `rope_parameters`, some by kind of layer, of which that of full attention counts;
+    older ones have `rope_theta` and `rope_scaling`.
     """
     nested = text_config.get("rope_parameters") or text_config.get("rope_scaling") or {}
+    nested = nested.get(FULL) or nested
     rope = {key: value for key, value in nested.items() if value is not None and key != "type"}
     rope["rope_type"] = nested.get("rope_type") or nested.get("type") or "default"
     rope.setdefault("rope_theta", text_config.get("rope_theta") or 10000.0)
@@ -226,14 +269,14 @@ def rope_parameters(text_config: dict[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _check_rope(rope: dict[str, Any]) -> None:
-    kind = rope.get("rope_type")
-    if kind not in SUPPORTED_ROPE:
+def _check_rope(rope: dict[str, Any], style: LayerStyle) -> None:
+    kind, supported = rope.get("rope_type"), (*SUPPORTED_ROPE, *style.rope)
+    if kind not in supported:
         raise ValueError(
-            f"RoPE type {kind!r} is not supported (supported: {', '.join(SUPPORTED_ROPE)}): "
+            f"RoPE type {kind!r} is not supported (supported: {', '.join(supported)}): "
             "frequencies that change with the length of the sequence would make cached keys wrong"
         )
     if float(rope.get("rope_theta", 0)) <= 0:
         raise ValueError("rope_theta must be positive")
-    if "partial_rotary_factor" in rope:
+    if "partial_rotary_factor" in rope and kind != "proportional":
         raise ValueError("RoPE on a part of each head is not supported: the drafter's layers rotate whole heads")

@@ -1,6 +1,6 @@
 """`config.json` of a drafter: one description that every consumer reads (engine-formats.md, section 0).
 
-Flat Qwen3 and DeepSpec fields for SGLang, vLLM and llama.cpp's converter, and the speculators fields beside them.
+Flat layer and DeepSpec fields for SGLang, vLLM and llama.cpp's converter, and the speculators fields beside them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import ValidationError
 
 from dspark.drafters.config import DrafterConfig, rope_parameters
+from dspark.drafters.styles import STYLES, style_named
 from dspark.errors import IntegrityError
 from dspark.io.jsonfile import validation_text
+from dspark.targets.traits import FULL, DrafterLayers, logit_cap
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
@@ -26,37 +28,40 @@ class _Form:
     """How consumers call drafters of a kind and what they have to be told of all of them.
 
     Attributes:
-        architecture: what engines dispatch on, whatever the target's family: the layers are Qwen3's.
-        evaluated: the architecture that DeepSpec's evaluator dispatches on.
+        architectures: by the drafter's layers, what engines dispatch on, whatever the target's family.
+        evaluated: likewise, what DeepSpec's evaluator dispatches on.
         algorithm: the kind as speculators calls it.
         inputs: the key of the taps as layer inputs, indices into hidden_states.
         fixed: fields of which readers disagree on the defaults: always written, and anything else is refused.
     """
 
-    architecture: str
-    evaluated: str
+    architectures: Mapping[DrafterLayers, str]
+    evaluated: Mapping[DrafterLayers, str]
     algorithm: str
     inputs: str
     fixed: Mapping[str, Any]
 
+    def architecture(self, layer_style: DrafterLayers, dialect: Dialect) -> str:
+        """What the readers of a dialect dispatch on."""
+        return (self.evaluated if dialect == "deepspec" else self.architectures)[layer_style]
 
-_COMMON = {"tie_word_embeddings": False, "hidden_act": "silu"}
+
+_BLOCKS: Mapping[DrafterLayers, str] = {"qwen3": "Qwen3DSparkModel", "gemma4": "Gemma4DSparkModel"}
 _FORMS: Mapping[str, _Form] = {
     "dspark": _Form(
-        architecture="Qwen3DSparkModel",
-        evaluated="Qwen3DSparkModel",
+        architectures=_BLOCKS,
+        evaluated=_BLOCKS,
         algorithm="dspark",
         inputs="aux_hidden_state_layer_ids",
-        fixed={**_COMMON, "sample_from_anchor": True, "is_causal": False, "sliding_window_non_causal": False},
+        fixed={"sample_from_anchor": True, "is_causal": False, "sliding_window_non_causal": False},
     ),
     "eagle3": _Form(
-        architecture="Eagle3Qwen3ForCausalLM",
-        evaluated="Qwen3Eagle3Model",
+        architectures={"qwen3": "Eagle3Qwen3ForCausalLM"},
+        evaluated={"qwen3": "Qwen3Eagle3Model"},
         algorithm="eagle3",
         inputs="eagle_aux_hidden_state_layer_ids",
         # A chain is causal. The state is added and handed on un-normed, and nothing is normed before `fc`.
         fixed={
-            **_COMMON,
             "is_causal": True,
             "norm_before_residual": False,
             "norm_before_fc": False,
@@ -88,27 +93,12 @@ def describe(
         dtype: of the stored weights.
         trained: what was trained, where that is stored in another form; None: `config`.
     """
-    trained, form = trained or config, _FORMS[config.kind]
-    layers = _layer_fields(config)
-    speculative = {
-        "algorithm": form.algorithm,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [
-            {
-                "proposal_type": "greedy",
-                "speculative_tokens": config.gamma,
-                "verifier_accept_k": 1,
-                "accept_tolerance": 0.0,
-            }
-        ],
-        # The public id: a local path would mean nothing elsewhere and tell who made this.
-        "verifier": {"name_or_path": record.public_id or record.name, "architectures": [record.architecture]},
-    }
+    trained, form, layers = trained or config, _FORMS[config.kind], _layer_fields(config)
     return {
         **layers,
         **form.fixed,
         "has_embed_tokens": dialect == "deepspec",
-        "architectures": [form.evaluated if dialect == "deepspec" else form.architecture],
+        "architectures": [form.architecture(config.layer_style, dialect)],
         "dtype": dtype,
         "eos_token_id": list(record.eos_token_ids),
         "block_size": config.gamma,
@@ -120,10 +110,8 @@ def describe(
         **_head_fields(config),
         **(_chain_fields(config, dialect) if config.kind == "eagle3" else {}),
         "draft_vocab_size": config.proposed_vocab_size if dialect == "training" else config.vocab_size,
-        "speculators_model_type": form.algorithm,
-        "speculators_version": "0.9.0",
-        "speculators_config": speculative,
-        "transformer_layer_config": layers,
+        # speculators knows Qwen3's layers alone.
+        **(_speculators_fields(config, record, layers) if config.layer_style == "qwen3" else {}),
         "dspark": {
             "dialect": dialect,
             "kind": config.kind,
@@ -155,10 +143,17 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
     kind = own.get("kind", "dspark")  # files of before name none
     if not isinstance(kind, str) or kind not in _FORMS:
         raise IntegrityError(f"{where}: a drafter of kind {kind!r}, which this version does not know")
-    form = _FORMS[kind]
-    stored = own["dialect"] == "deepspec"
-    architecture = form.evaluated if stored else form.architecture
-    expected = {**form.fixed, "has_embed_tokens": stored, "architectures": [architecture]}
+    form, layer_style = _FORMS[kind], style_named(value.get("model_type"))
+    if layer_style is None or layer_style not in form.architectures:
+        known = ", ".join(repr(STYLES[name].model_type) for name in form.architectures)
+        raise IntegrityError(
+            f"{where}: model_type is {value.get('model_type')!r}, drafters of kind {kind} are of {known}"
+        )
+    expected = {
+        **form.fixed,
+        "has_embed_tokens": own["dialect"] == "deepspec",
+        "architectures": [form.architecture(layer_style, own["dialect"])],
+    }
     wrong = [f"{key} is {value.get(key)!r}, not {want!r}" for key, want in expected.items() if value.get(key) != want]
     if wrong:
         raise IntegrityError(f"{where}: {'; '.join(wrong)}")
@@ -190,6 +185,9 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
             confidence=confidence,
             draft_vocab_size=proposed if proposed != vocabulary else None,
             attention_bias=value["attention_bias"],
+            layer_style=layer_style,
+            shared_key_value=bool(value.get("attention_k_eq_v", False)),
+            logit_cap=logit_cap(value),
             target_model_type=own["target"]["model_type"],
             num_target_layers=value["num_target_layers"],
         )
@@ -199,6 +197,9 @@ def read_description(value: Any, where: str) -> tuple[DrafterConfig, dict[str, A
         raise IntegrityError(f"{where}: {validation_text(reason)}") from None
     except TypeError as reason:
         raise IntegrityError(f"{where}: {reason}") from None
+    told = _layer_fields(config)
+    if wrong := [f"{key} is {value.get(key)!r}, not {told[key]!r}" for key in told if value.get(key) != told[key]]:
+        raise IntegrityError(f"{where}: it contradicts itself: {'; '.join(wrong)}")
     return config, own
 
 
@@ -239,8 +240,9 @@ def _chain_fields(config: DrafterConfig, dialect: Dialect) -> dict[str, Any]:
 
 
 def _layer_fields(config: DrafterConfig) -> dict[str, Any]:
+    style = config.style
     fields = {
-        "model_type": "qwen3",
+        "model_type": style.model_type,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.layers,
@@ -249,16 +251,60 @@ def _layer_fields(config: DrafterConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
-        "hidden_act": "silu",
+        style.activation_key: style.activation,
         "attention_bias": config.attention_bias,
         "max_position_embeddings": config.max_position,
-        "layer_types": ["full_attention"] * config.layers,
+        "layer_types": [FULL] * config.layers,
         "tie_word_embeddings": False,
-        # Both spellings: older readers know only the second.
-        "rope_parameters": dict(config.rope),
-        "rope_theta": config.rope["rope_theta"],
     }
+    return fields | (_gemma4_fields(config) if config.layer_style == "gemma4" else _rope_fields(config))
+
+
+def _rope_fields(config: DrafterConfig) -> dict[str, Any]:
+    """RoPE in both spellings: older readers know only the second."""
+    fields = {"rope_parameters": dict(config.rope), "rope_theta": config.rope["rope_theta"]}
     if config.rope["rope_type"] != "default":
         scaling = {key: value for key, value in config.rope.items() if key != "rope_theta"}
         fields["rope_scaling"] = scaling | {"type": config.rope["rope_type"]}
     return fields
+
+
+def _gemma4_fields(config: DrafterConfig) -> dict[str, Any]:
+    """What Gemma 4's config tells besides: the one geometry that all layers have is that of its global attention."""
+    return {
+        "rope_parameters": {FULL: dict(config.rope)},
+        "global_head_dim": config.head_dim,
+        "num_global_key_value_heads": config.num_key_value_heads,
+        "attention_k_eq_v": config.shared_key_value,
+        "final_logit_softcapping": config.logit_cap,
+        # A reader's defaults would be those of models that have them.
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": False,
+        "use_bidirectional_attention": None,
+    }
+
+
+def _speculators_fields(config: DrafterConfig, record: TargetRecord, layers: dict[str, Any]) -> dict[str, Any]:
+    """What speculators reads besides, the layers once more one level down."""
+    algorithm = _FORMS[config.kind].algorithm
+    speculative = {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": config.gamma,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        # The public id: a local path would mean nothing elsewhere and tell who made this.
+        "verifier": {"name_or_path": record.public_id or record.name, "architectures": [record.architecture]},
+    }
+    return {
+        "speculators_model_type": algorithm,
+        "speculators_version": "0.9.0",
+        "speculators_config": speculative,
+        "transformer_layer_config": layers,
+    }

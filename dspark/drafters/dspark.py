@@ -141,6 +141,8 @@ class DSparkDrafter(Drafter):
         self, block_ids: Tensor, contexts: list[tuple[Tensor, Tensor]], positions: Tensor, visible: Tensor
     ) -> Tensor:
         x = functional.embedding(block_ids, self.embedding).to(self.fc.weight.dtype)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
         rotation = self.rotary(positions)
         for layer, context in zip(self._layers(), contexts, strict=True):
             x = layer(x, context, rotation, visible)

@@ -52,7 +52,7 @@ class ChainAttention(Attention):
         queries = self._turned(self._split(self.q_proj(x), self.heads), self.q_norm, rotation)
         own.append(self.keys_values(x, rotation))
         keys, values = (torch.stack(parts, 3) for parts in zip(*own, strict=True))
-        mixed = attend(queries.unsqueeze(3), *context, keys, values, visible, self.size**-0.5)
+        mixed = attend(queries.unsqueeze(3), *context, keys, values, visible, self.scale)
         joined = mixed.squeeze(3).transpose(1, 2).reshape(batch, chains, self.heads * self.size)
         result: Tensor = self.o_proj(joined)
         return result

@@ -11,16 +11,21 @@ from dspark.config.models import DrafterSettings, MarkovSettings
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.description import trained_config
 from dspark.drafters.dialects import flattened, foreign_config, layout_of, with_confidence
+from dspark.drafters.styles import STYLES
 from dspark.drafters.weights import CONFIG, tensor_names
 from dspark.errors import DataError, DsparkError, SettingsError
 from dspark.io.jsonfile import read_json, validation_text
+from dspark.targets.traits import family_of
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
 
 ALIGNED = 8  # numbers; 16 bytes in bfloat16
 # What a draft costs besides what a recipe says of it: `profile` measures a random drafter of the target's own shape.
-SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias")
+SHAPE = (
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias"),
+    *("shared_key_value", "logit_cap"),
+)
 
 
 def read_released_config(folder: Path, record: TargetRecord, error: type[DsparkError] = DataError) -> DrafterConfig:
@@ -163,6 +168,13 @@ def _require_target(config: DrafterConfig, record: TargetRecord, where: str, lay
             f"{where}: target {record.name}: {'; '.join(different)}",
             f"if this is its target, say so in pipeline/targets/{record.name}.yaml, or in another file for the same "
             f"model: {lines}",
+        )
+    expected = family_of(record.architecture).drafter
+    if config.layer_style != expected:
+        raise DataError(
+            f"{where}: it is made of {config.style.name}'s layers, drafters of target {record.name} of "
+            f"{STYLES[expected].name}'s",
+            "name the target that the drafter was trained for",
         )
     own = DrafterConfig.of(record, settings_of(config, where))
     shapes = [

@@ -13,7 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dspark.config.models import DrafterKind
 from dspark.drafters.bundled import BundledDrafter, bundled_drafter
-from dspark.drafters.dialects import CONFIDENCE, Layout, flattened, kind_of, layout_of, taps, unsupported
+from dspark.drafters.dialects import (
+    CONFIDENCE,
+    Layout,
+    flattened,
+    head_geometry,
+    kind_of,
+    layout_of,
+    taps,
+    unsupported,
+)
 from dspark.drafters.weights import CONFIG, StoredWeights, dtypes, has_weights, stored_weights
 from dspark.errors import DataError
 from dspark.io.jsonfile import read_json, validation_text
@@ -130,8 +139,7 @@ def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | 
     headless = chains or (layout == "dspark" and value["dspark"].get("markov_type") == "none")
     rank = 0 if headless else fields.get("markov_rank")
     names = {name.removeprefix("model.") for name in weights.tensors} if weights is not None else set()
-    heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
-    derived = width // heads if isinstance(heads, int) and isinstance(width, int) and heads > 0 else None
+    heads, kv, width = _heads(fields)
     tapped: tuple[int, ...] | None
     try:
         tapped = taps(fields)
@@ -141,7 +149,7 @@ def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | 
     needed = _NEEDED if chains else (*_NEEDED_OF_BLOCKS, *_NEEDED)
     problems = [f"{key} is missing" for key in needed if fields.get(key) is None]
     problems += ["target_layer_ids is missing"] if tapped is None else []
-    problems += unsupported(fields, kind, flat="model_type" in value)
+    problems += unsupported(value)
     if any(confidence) and not all(confidence):
         problems.append("its confidence head is not whole")
     if any(confidence) and rank == 0:
@@ -153,11 +161,11 @@ def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | 
         "target": _target_name(value),
         "gamma": fields.get("block_size", fields.get("ttt_length") if chains else None),
         "layers": fields.get("num_hidden_layers"),
-        "hidden_size": width,
+        "hidden_size": fields.get("hidden_size"),
         "intermediate_size": fields.get("intermediate_size"),
         "attention_heads": heads,
-        "key_value_heads": fields.get("num_key_value_heads"),
-        "head_dim": fields.get("head_dim") or derived,
+        "key_value_heads": kv,
+        "head_dim": width,
         "vocab_size": fields.get("vocab_size"),
         "draft_vocab_size": fields.get("draft_vocab_size"),
         "taps": tapped,
@@ -171,6 +179,14 @@ def _standalone(layout: Layout, value: dict[str, Any], weights: StoredWeights | 
         "problems": tuple(problems),
     }
     return Inspection.model_validate(inspected)
+
+
+def _heads(fields: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Query heads, key-value heads and width of a head; where the file says too little, what it says."""
+    try:
+        return head_geometry(fields)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return fields.get("num_attention_heads"), fields.get("num_key_value_heads"), fields.get("head_dim")
 
 
 def _target_name(value: dict[str, Any]) -> str | None:

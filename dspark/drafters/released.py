@@ -59,7 +59,7 @@ def read_released(folder: Path, record: TargetRecord, embedding: Tensor, head: T
         drafter = load_drafter(folder, record, embedding, head)
         if config != drafter.config:
             drafter = _with_channel(drafter, config, embedding, head)
-    if still := unmoved(parameters(drafter)):
+    if still := unmoved(drafter):
         raise DataError(
             f"{folder}: all 0 or all 1, as if training had never moved them: {', '.join(still)}",
             f"fetch the drafter again; it is not exported like this. {CERTIFY}",

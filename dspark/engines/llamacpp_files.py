@@ -30,6 +30,8 @@ class LlamaCppEngine:
             return f"no file is written for llama.cpp of a drafter of kind {config.kind!r}"
         if config.markov_type != "vanilla":
             return f"llama.cpp reads only vanilla Markov heads, this one is {config.markov_type!r}"
+        if config.layer_style != "qwen3":
+            return f"llama.cpp's format has no names for the norms of {config.style.name}'s layers"
         if config.attention_bias:
             return "llama.cpp's drafters have no biases in attention, this one has"
         if config.rope["rope_type"] != "default":

@@ -52,6 +52,8 @@ class SGLangEngine:
         if config.kind == "eagle3":
             # llama_eagle3.py: it would skip q_norm and k_norm without a word.
             return f"SGLang {VERSION} has no norms of queries and keys in layers of EAGLE-3, this drafter has them"
+        if config.layer_style != "qwen3":
+            return f"SGLang {VERSION} has no drafters with {config.style.name}'s layers, only with Qwen3's"
         if config.target_model_type not in TARGETS:
             return f"SGLang {VERSION} hands out no layer outputs of {config.target_model_type!r} targets"
         return None

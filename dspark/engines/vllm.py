@@ -23,6 +23,7 @@ TARGETS = RECURRENT | frozenset(
     [
         *("llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_vl", "gemma4", "gemma4_text", "gpt_oss", "mistral3"),
         *("granite", "deepseek_v2", "deepseek_v3", "apertus", "cohere2_moe", "minicpm"),
+        "gemma4_unified_text",  # by inference: the published Gemma 4 drafter, which vLLM loads, is for the unified 12B
     ]
 )
 _NAMES = {"dspark": "DSpark", "eagle3": "EAGLE-3"}
@@ -40,6 +41,8 @@ class VLLMEngine:
             return f"vLLM {VERSION} reads only vanilla Markov heads, this one is {config.markov_type!r}"
         if config.target_model_type not in TARGETS:
             return f"vLLM {VERSION} hands out no hidden states of {config.target_model_type!r} targets"
+        if config.layer_style == "gemma4" and not config.shared_key_value:
+            return f"vLLM {VERSION} reads Gemma 4 drafters only if keys and values share a projection"
         return None
 
     def files(self, inputs: EngineInputs) -> dict[str, bytes]:

@@ -57,7 +57,7 @@ def export_target(
         progress: advanced after tracing, after writing and after each prompt.
     Raises:
         DataError: the target is not in float32, or there are no prompts.
-        SettingsError: `out` holds something else, or the target's RoPE depends on the length of the sequence.
+        SettingsError: `out` holds something else, or the target has layers that the graph cannot follow.
         StageError: the graph that came out is not valid ONNX or needs another opset or domain.
         PreflightError: ONNX Runtime is not installed.
         GateError: the graph does not say what the target says; nothing is left at `out`.
@@ -66,7 +66,7 @@ def export_target(
     _check_target(target, prompts)
     progress = progress or Progress()
     progress.start(f"export {target.record.name}", 2 + len(prompts), unit="steps")
-    geometry = Geometry.of(target.model.config)
+    geometry = Geometry.of(target.model.config.get_text_config())
     with replaced_tree(out) as folder:
         description = _write(target, geometry, folder, prompts, new_tokens, opset, progress)
         compared = description.compared
@@ -108,6 +108,8 @@ def _check_target(target: Target, prompts: Sequence[Sequence[int]]) -> None:
         raise DataError(f"target {name}: exported in float32, it is loaded in {target.dtype}", "load it in float32")
     if not prompts:
         raise DataError(f"target {name}: there are no prompts to compare its export on")
+    if reason := _no_graph(target):
+        raise SettingsError(f"target {name}: it cannot be exported: {reason}", "decode it with torch")
     kind = rope_parameters(target.record.text_config)["rope_type"]
     if kind not in SUPPORTED_ROPE:
         raise SettingsError(
@@ -115,6 +117,18 @@ def _check_target(target: Target, prompts: Sequence[Sequence[int]]) -> None:
             "cannot follow",
             f"use a target with one of {', '.join(SUPPORTED_ROPE)}",
         )
+
+
+def _no_graph(target: Target) -> str | None:
+    """Why the one graph, with one mask, one rotation and one shape of keys for all layers, cannot be this target."""
+    text = target.record.text_config
+    if any(target.windows):
+        return "some of its layers attend within a window, and the graph has one mask for all"
+    if target.family.drafter == "gemma4":
+        return "its layers turn positions and shape keys by kind, and the graph has one rotation and shape for all"
+    if text.get("num_experts"):
+        return "its layers choose experts token by token, which a traced graph does not"
+    return None
 
 
 def _write(

@@ -83,6 +83,9 @@ def negative_controls(drafter: Drafter, blocks: ProbeBlocks, reference: Drafts) 
     elif config.gamma > 1:  # a block of one is its anchor: there is no mask token in it
         faulty[f"mask token {wrong_mask}"] = draft(_variant(drafter, mask_token_id=wrong_mask), blocks)
     faulty["RoPE theta / 10"] = draft(_variant(drafter, rope=wrong_theta), blocks)
+    if "partial_rotary_factor" in config.rope:
+        whole = {**config.rope, "partial_rotary_factor": 1.0}
+        faulty["RoPE on whole heads"] = draft(_variant(drafter, rope=whole), blocks)
     return {name: compare(reference, drafts, "the drafter itself") for name, drafts in faulty.items()}
 
 

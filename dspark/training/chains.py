@@ -108,6 +108,7 @@ class ChainObjective(Objective):
             l1_weights=weights * (self.settings.l1 / count),
             low_precision=self.low_precision,
             soft_labels=self.settings.labels == "soft",
+            cap=self.drafter.config.logit_cap,
         )
         sequences = denominators.new_tensor(float(len(chains.anchors)))
         sums = Sums(

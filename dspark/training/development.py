@@ -17,7 +17,8 @@ from torch import Tensor
 from dspark.features.sources import loaded
 from dspark.training.anchors import response_mask, spaced_anchors
 from dspark.training.batches import Batch
-from dspark.training.losses import ROWS, Multiplier, confidence_target
+from dspark.training.logits import Multiplier
+from dspark.training.losses import ROWS, confidence_target
 from dspark.training.methods import method_of
 from dspark.training.objective import Objective, mean_losses
 from dspark.training.sequences import TrainingSequence
@@ -88,7 +89,7 @@ class DevBatches:
 
 @torch.no_grad()
 def greedy_tokens(hidden: Tensor, head: Tensor, *, low_precision: bool) -> Tensor:
-    """The target's most probable token after hidden states [M, d], int64 [M]."""
+    """The target's most probable token after hidden states [M, d], int64 [M]; a soft cap changes no order."""
     multiply = Multiplier(low_precision, hidden.device)
     rows = multiply.wide(head)
     return torch.cat([multiply.logits(multiply.wide(part), rows).argmax(-1) for part in torch.split(hidden, ROWS)])

@@ -15,14 +15,15 @@ a few hundred thousand tokens then teach what the target nearly said, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from dspark.targets.capping import soft_cap_
+from dspark.training.logits import DraftLogits, Multiplier
 
 ROWS = 256  # slots at a time: their logits stay in the processor's cache between passes
 
@@ -80,6 +81,7 @@ def distribution_losses(
     l1_weights: Tensor,
     low_precision: bool,
     soft_labels: bool = False,
+    cap: float | None = None,
 ) -> tuple[Tensor, SlotLosses]:
     """Cross entropy and L1 of slots.
 
@@ -91,6 +93,7 @@ def distribution_losses(
         cross_entropy_weights, l1_weights: float32 [M], denominators included.
         low_precision: multiply in bfloat16; softmaxes and sums are float32 always.
         soft_labels: take cross entropy against the target's distribution instead of the label.
+        cap: soft cap of logits, the target's and, before the Markov bias, the drafter's; None: there is none.
     Returns:
         sum(cross_entropy_weights * CE + l1_weights * L1), differentiable in hidden, markov and markov_w2, and what was
         found per slot. Under `torch.no_grad` no gradient is formed.
@@ -107,6 +110,7 @@ def distribution_losses(
             l1_weights,
             low_precision,
             soft_labels,
+            cap,
             training,
         )  # type: ignore[no-untyped-call]
     return objective, SlotLosses(cross_entropy, l1, None if training else best)
@@ -146,18 +150,17 @@ class _Distribution(torch.autograd.Function):
         l1_weights: Tensor,
         low_precision: bool,
         soft_labels: bool,
+        cap: float | None,
         training: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count, width, device = hidden.shape[0], hidden.shape[1], hidden.device
         multiply = Multiplier(low_precision, device)
-        joined = torch.cat([hidden.float(), markov.float()], dim=-1)
-        weight = torch.cat([head.float(), markov_w2.float()], dim=-1)
-        wide_weight, wide_head = multiply.wide(weight), multiply.wide(head)
-        narrow_weight, narrow_markov = multiply.narrow(weight), multiply.narrow(markov)
+        draft_logits = DraftLogits(hidden, markov, markov_w2, head, cap, multiply)
+        wide_head, narrow_markov = multiply.wide(head), multiply.narrow(markov)
         cross_entropy = torch.empty(count, device=device)
         l1 = torch.empty(count, device=device)
         best = torch.empty(0 if training else count, dtype=torch.int64, device=device)
-        d_joined = torch.empty_like(joined) if training else None
+        d_joined = torch.empty(count, width + markov.shape[1], device=device) if training else None
         d_w2 = torch.zeros(markov_w2.shape, device=device) if training else None
         # Three buffers for all chunks: fresh memory for every product would cost as much as the arithmetic.
         shape = (min(ROWS, count), head.shape[0])
@@ -165,10 +168,10 @@ class _Distribution(torch.autograd.Function):
         for start in range(0, count, ROWS):
             rows = slice(start, min(start + ROWS, count))
             logits, draft, target = (buffer[: rows.stop - start] for buffer in buffers)
-            multiply.logits(multiply.wide(joined[rows]), wide_weight, logits)
+            draft_logits.write(rows, logits)
             torch.softmax(logits, dim=-1, out=draft)
             multiply.logits(multiply.wide(targets.target_hidden[rows]), wide_head, target)
-            target.sub_(targets.logsumexp[rows].unsqueeze(1)).exp_()
+            soft_cap_(target, cap).sub_(targets.logsumexp[rows].unsqueeze(1)).exp_()
             inside = targets.labels[rows] >= 0
             columns = targets.labels[rows].clamp(min=0).unsqueeze(1)
             mass = target.sum(-1) if soft_labels else inside.float()  # of the label within the draft vocabulary
@@ -194,7 +197,7 @@ class _Distribution(torch.autograd.Function):
             else:
                 gradient.scatter_add_(1, columns, -a * mass.unsqueeze(1))
             narrow = multiply.narrow(gradient)
-            d_joined[rows] = torch.mm(narrow, narrow_weight)
+            d_joined[rows] = draft_logits.back(gradient, narrow)
             d_w2 += torch.mm(narrow.t(), narrow_markov[rows])
         if d_joined is not None and d_w2 is not None:
             ctx.save_for_backward(d_joined[:, :width], d_joined[:, width:], d_w2)
@@ -206,43 +209,4 @@ class _Distribution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_unused: Any) -> tuple[Tensor | None, ...]:
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * upstream).to(dtype) for gradient, dtype in gradients), *[None] * 7
-
-
-class Multiplier:
-    """Matrix products in float32, or in bfloat16 with float32 results where logits need them.
-
-    A logit of 20 rounded to bfloat16 is off by up to 0.06, its probability by 6 %: only the factors are rounded.
-    """
-
-    def __init__(self, low_precision: bool, device: torch.device) -> None:
-        self.low_precision = low_precision
-        self.on_cpu = device.type == "cpu"
-
-    def wide(self, x: Tensor) -> Tensor:
-        """A factor of `logits`."""
-        return x.bfloat16() if self.low_precision and not self.on_cpu else x.float()
-
-    def narrow(self, x: Tensor) -> Tensor:
-        """A factor of an ordinary product."""
-        return x.bfloat16() if self.low_precision else x.float()
-
-    def logits(self, states: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """states @ rows.T of two factors made by `wide`, float32 [M, V]; written to `out` if it is given."""
-        if self.low_precision and not self.on_cpu:
-            product = torch.mm(states, rows.t(), out_dtype=torch.float32)
-            return product if out is None else out.copy_(product)
-        with _bfloat16_factors() if self.low_precision else nullcontext():
-            return torch.mm(states, rows.t(), out=out)
-
-
-@contextmanager
-def _bfloat16_factors() -> Iterator[None]:
-    """Let oneDNN round the factors of float32 products to bfloat16 (a process-wide switch, put back at the end)."""
-    switch: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = switch.fp32_precision
-    switch.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        switch.fp32_precision = before
+        return *((gradient * upstream).to(dtype) for gradient, dtype in gradients), *[None] * 8

@@ -104,6 +104,7 @@ class TrainingObjective(Objective):
             l1_weights=weights * (self.settings.l1 / weight),
             low_precision=self.low_precision,
             soft_labels=self.soft_labels,
+            cap=self.drafter.config.logit_cap,
         )
         logits: Tensor | None = None
         confidence = torch.zeros((), device=weights.device)

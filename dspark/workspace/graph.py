@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dspark.config.build import ResolvedBuild
-from dspark.config.models import DomainSpec, Settings, ShardRecords
+from dspark.config.models import Build, DomainSpec, DrafterSettings, Settings, ShardRecords
 from dspark.config.resolve import Pipeline
 from dspark.config.stages import (
     JOIN,
@@ -26,9 +26,11 @@ from dspark.config.stages import (
     geometry,
 )
 from dspark.corpus.domains import domain_file
+from dspark.drafters.config import DrafterConfig
 from dspark.io.atomic import write_if_changed
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import pretty_json
+from dspark.targets.record import read_record
 from dspark.workspace.code import CodeIndex
 from dspark.workspace.imports import imported_files
 from dspark.workspace.inputs import write_inputs
@@ -103,8 +105,8 @@ def write_all_inputs(workspace: Workspace, resolved: ResolvedBuild) -> list[str]
     Returns:
         the stages whose inputs changed, `stage@key`.
     Raises:
-        SettingsError, PreflightError, DataError: the files of a domain, the package that training starts from, or the
-            imported drafter are not there or do not fit.
+        SettingsError, PreflightError, DataError: no drafter as the recipe says fits the target; the files of a domain,
+            the package that training starts from, or the imported drafter are not there or do not fit.
         IntegrityError: that package or drafter is damaged.
     """
     index = CodeIndex(workspace.state / "cache" / "code.json")
@@ -141,7 +143,7 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
             case "train":
                 yield TrainInputs(
                     **names,
-                    drafter=build.drafter,
+                    drafter=_fitting_drafter(workspace, build),
                     training=build.training,
                     initial=initial_files(workspace, build),
                     imported=imported_files(workspace, build),
@@ -177,6 +179,14 @@ def all_settings(workspace: Workspace, resolved: ResolvedBuild) -> Iterator[Sett
                 )
             case "package":
                 yield PackageInputs(build=build, profiles=resolved.profiles)
+
+
+def _fitting_drafter(workspace: Workspace, build: Build) -> DrafterSettings:
+    """What the recipe says of the drafter; refused before any answer is made if the target cannot have one like it."""
+    record = workspace.target_record(build.target.name)
+    if record.is_file():
+        DrafterConfig.of(read_record(record), build.drafter)
+    return build.drafter
 
 
 def _records(workspace: Workspace, resolved: ResolvedBuild) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dspark.errors import DataError
     ("value", "layout"),
     [
         ({"architectures": ["Qwen3DSparkModel"], "block_size": 7}, "deepspec"),
+        ({"architectures": ["Gemma4DSparkModel"], "block_size": 7}, "deepspec"),
         ({"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}, "deepspec"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark"}}, "specforge"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"block_size": 7}}, "specforge"),
@@ -34,7 +35,7 @@ def test_layouts_are_told_apart(value: dict[str, Any], layout: str) -> None:
         ([], "not a JSON object"),
         ({}, "architectures is None"),
         ({"architectures": ["Qwen3ForCausalLM"], "block_size": 7}, r"architectures is \['Qwen3ForCausalLM'\]"),
-        ({"architectures": ["Gemma4DSparkModel"], "block_size": 7}, "Gemma4DSparkModel"),
+        ({"architectures": ["Gemma4Eagle3Model"], "ttt_length": 7}, "as DeepSpec stores it for Qwen3"),
         ({"architectures": ["Qwen3DSparkModel"]}, "no block_size, neither here nor in dflash_config"),
         ({"architectures": ["Qwen3Eagle3Model"], "block_size": 7}, "no ttt_length"),
         ({"architectures": ["DFlashDraftModel"], "block_size": 16}, "with markov_rank 0, its first slot drafts"),

@@ -381,6 +381,21 @@ def test_the_heads_that_only_sglang_serves_are_refused_by_the_others(kind: str):
     assert "launch.sh" in "".join(engine_files("sglang", inputs(drafter=config)))
 
 
+def test_gemma4_drafters_go_to_the_one_engine_that_has_their_layers():
+    rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    gemma = {"target_model_type": "gemma4_unified_text", "layer_style": "gemma4", "logit_cap": 30.0, "rope": rope}
+    config = drafter(**gemma, shared_key_value=True)
+    assert unsupported_reason("vllm", config) is None
+    assert "share a projection" in (unsupported_reason("vllm", drafter(**gemma)) or "")
+    for engine, word in (
+        ("sglang", "Gemma 4's layers"),
+        ("llamacpp", "norms"),
+        ("tensorrt_llm", "gemma4_unified_text"),
+    ):
+        assert word in (unsupported_reason(engine, config) or "")
+    assert unsupported_reason("reference", config) is None
+
+
 def test_the_reference_engine_serves_everything_and_needs_no_files():
     assert unsupported_reason("reference", drafter(target_model_type="phi3")) is None
     assert engine_files("reference", inputs()) == {}

@@ -311,3 +311,20 @@ def test_what_cannot_be_exported_is_refused_with_its_reason(tmp_path: Path):
     with pytest.raises(DataError, match="exported in float32, it is loaded in"):
         export_target(half, prompts_of(half), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}, "choose experts"),
+        ("mistral", {"sliding_window": 8}, "attend within a window"),
+        ("gemma4_unified_text", {"layer_types": ["full_attention"] * 3, "global_head_dim": 16}, "shape keys by kind"),
+    ],
+)
+def test_layers_that_one_graph_cannot_follow_are_refused_before_anything_is_traced(
+    tmp_path: Path, family: str, changes: dict[str, Any], reason: str
+) -> None:
+    target = make_target(family, changes=changes)
+    with pytest.raises(SettingsError, match=f"tiny: it cannot be exported: .*{reason}"):
+        export_target(target, prompts_of(target), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

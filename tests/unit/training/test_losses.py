@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from dspark.training import losses
+from dspark.training.logits import Multiplier
 from dspark.training.losses import (
-    Multiplier,
     SlotTargets,
     confidence_loss,
     confidence_target,
@@ -37,15 +37,19 @@ def parts():
     }
 
 
-def plain(parts, ids=None, soft=False):
+def capped(logits, cap):
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def plain(parts, ids=None, soft=False, cap=None):
     """CE and L1 over the whole vocabulary; with `ids`, tokens outside get probability zero from the drafter."""
-    logits = parts["hidden"] @ parts["head"].T + parts["markov"] @ parts["w2"].T
+    logits = capped(parts["hidden"] @ parts["head"].T, cap) + parts["markov"] @ parts["w2"].T
     if ids is not None:
         outside = torch.ones(VOCAB, dtype=torch.bool)
         outside[ids] = False
         logits = logits.masked_fill(outside, -math.inf)
     draft = torch.softmax(logits, -1)
-    target = torch.softmax(parts["target_hidden"] @ parts["head"].T, -1)
+    target = torch.softmax(capped(parts["target_hidden"] @ parts["head"].T, cap), -1)
     l1 = (draft - target).abs().sum(-1)
     if soft:
         inside = slice(None) if ids is None else ids
@@ -57,8 +61,8 @@ def plain(parts, ids=None, soft=False):
     return torch.where(reachable, ce, 0.0), l1, reachable
 
 
-def fused(parts, ids=None, low_precision=False, soft=False):
-    normaliser = torch.logsumexp(parts["target_hidden"] @ parts["head"].T, -1)
+def fused(parts, ids=None, low_precision=False, soft=False, cap=None):
+    normaliser = torch.logsumexp(capped(parts["target_hidden"] @ parts["head"].T, cap), -1)
     labels, head, w2 = parts["labels"], parts["head"], parts["w2"]
     if ids is not None:
         columns = torch.full((VOCAB,), -1)
@@ -75,6 +79,7 @@ def fused(parts, ids=None, low_precision=False, soft=False):
         l1_weights=parts["l1"],
         low_precision=low_precision,
         soft_labels=soft,
+        cap=cap,
     )
 
 
@@ -85,19 +90,35 @@ def gradients(objective, parts):
 @pytest.mark.parametrize("ids", [None, torch.tensor([0, 2, 3, 7, 8, 11, 12, 20, 21, 29])])
 @pytest.mark.parametrize("rows", [4, 256])
 @pytest.mark.parametrize("soft", [False, True])
-def test_losses_and_gradients_equal_the_plain_formulas(parts, monkeypatch, ids, rows, soft):
-    """With a reduced vocabulary the plain side still has the whole one: -inf logits outside, exact target mass."""
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_losses_and_gradients_equal_the_plain_formulas(parts, monkeypatch, ids, rows, soft, cap):
+    """With a reduced vocabulary the plain side still has the whole one: -inf logits outside, exact target mass.
+
+    A soft cap is on the base logits of both sides; the Markov bias comes behind it.
+    """
     monkeypatch.setattr(losses, "ROWS", rows)
-    ce, l1, reachable = plain(parts, ids, soft)
+    ce, l1, reachable = plain(parts, ids, soft, cap)
     if ids is not None and not soft:
         assert 0 < int(reachable.sum()) < SLOTS
     expected = (parts["ce"] * ce + parts["l1"] * l1).sum()
-    objective, found = fused(parts, ids, soft=soft)
+    objective, found = fused(parts, ids, soft=soft, cap=cap)
     assert torch.allclose(found.cross_entropy, ce, atol=1e-5)
     assert torch.allclose(found.l1, l1, atol=1e-5)
     assert torch.allclose(objective, expected, atol=1e-5)
     for one, two in zip(gradients(3 * objective, parts), gradients(3 * expected, parts), strict=True):
         assert torch.allclose(one, two, atol=1e-5)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_without_a_sequential_head_the_base_logits_are_all_there_is(parts, cap):
+    parts |= {"markov": torch.zeros(SLOTS, 0).requires_grad_(), "w2": torch.zeros(VOCAB, 0).requires_grad_()}
+    ce, l1, _ = plain(parts, cap=cap)
+    expected = (parts["ce"] * ce + parts["l1"] * l1).sum()
+    objective, found = fused(parts, cap=cap)
+    assert torch.allclose(found.cross_entropy, ce, atol=1e-5) and torch.allclose(found.l1, l1, atol=1e-5)
+    (ours,) = torch.autograd.grad(objective, [parts["hidden"]])
+    (theirs,) = torch.autograd.grad(expected, [parts["hidden"]])
+    assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 def test_l1_over_draft_tokens_plus_the_mass_out_of_reach_is_what_is_computed(parts):

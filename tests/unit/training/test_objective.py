@@ -14,11 +14,16 @@ from dspark.training.objective import TrainingObjective, mean_losses
 from dspark.training.vocabulary import draft_columns
 
 ANCHORS = [[3, 5], [2], [4, 6, 7]]
+GEMMA4 = {"layer_style": "gemma4", "shared_key_value": True, "logit_cap": 2.0}
 
 
 @pytest.fixture
 def sequences(make_sequences):
     return make_sequences(3, seed=2, lengths=(10, 11))
+
+
+def capped(logits, cap):
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def make(config, target, reduced, kind="vanilla"):
@@ -71,9 +76,10 @@ def plain(drafter, target, sequences, settings, ids, *, label_shift=0, sees=0, o
                 logits = torch.full((len(head),), -math.inf)
                 row = drafter.markov_head.markov_w1(previous)
                 added, state = bias(drafter.markov_head, row, h[j], state)
-                logits[allowed] = head[allowed] @ h[j] + added
+                logits[allowed] = capped(head[allowed] @ h[j], drafter.config.logit_cap) + added
                 draft = torch.softmax(logits, -1)
-                known = torch.softmax(head @ sequence.last_hidden[p + j + target_shift], -1)
+                known = head @ sequence.last_hidden[p + j + target_shift]
+                known = torch.softmax(capped(known, drafter.config.logit_cap), -1)
                 l1 = (draft - known).abs().sum()
                 if settings.labels == "soft":
                     sums["ce"] = sums["ce"] - w * (known[allowed] * torch.log_softmax(logits, -1)[allowed]).sum()
@@ -101,9 +107,13 @@ def found(drafter, sequences, settings, ids):
 
 @pytest.mark.parametrize("labels", ["hard", "soft"])
 @pytest.mark.parametrize(("kind", "reduced"), [("vanilla", False), ("vanilla", True), ("gated", False), ("rnn", False)])
-def test_the_objective_and_all_gradients_equal_the_plain_one(config, target, sequences, kind, reduced, labels):
+@pytest.mark.parametrize("changes", [{}, GEMMA4], ids=["qwen3", "gemma4"])
+def test_the_objective_and_all_gradients_equal_the_plain_one(config, target, sequences, changes, kind, reduced, labels):
     settings = LossSettings(labels=labels)
-    drafter, ids = make(config, target, reduced, kind)
+    drafter, ids = make(config.model_copy(update=changes), target, reduced, kind)
+    for sequence in sequences:
+        logits = capped(sequence.last_hidden @ target[1].T, drafter.config.logit_cap)
+        sequence.logsumexp = torch.logsumexp(logits, -1)
     value, sums, _, _ = found(drafter, sequences, settings, ids)
     losses = mean_losses(sums.stacked())
     assert value.item() == pytest.approx(0.1 * losses["cross_entropy"] + 0.9 * losses["l1"] + losses["confidence"])
