@@ -126,7 +126,7 @@ def _no_graph(target: Target) -> str | None:
         return "some of its layers attend within a window, and the graph has one mask for all"
     if target.family.drafter == "gemma4":
         return "its layers turn positions and shape keys by kind, and the graph has one rotation and shape for all"
-    if text.get("num_experts"):
+    if text.get("num_experts") or text.get("num_local_experts"):
         return "its layers choose experts token by token, which a traced graph does not"
     return None
 
