@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dspark.drafters import fused
-from dspark.drafters.attention import attend
+from dspark.drafters.attention import Visible, attend
 from dspark.drafters.config import DrafterConfig
 
 Pair = tuple[Tensor, Tensor]
@@ -127,14 +127,14 @@ class Attention(nn.Module):
             values = unit_rms(values, self.value_eps)
         return self._turned(projected, self.k_norm, rotation), values.transpose(1, 2)
 
-    def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Visible) -> Tensor:
         """Attention output of block states.
 
         Args:
             x: normed block states, [B, N, K, d].
             context: keys and values of the context, [B, kv, S, hd].
             rotation: cos and sin of the slots' positions, [B, N, K, hd / 2].
-            visible: bool [B, N, S].
+            visible: bool [B, N, S], or how a single row is packed.
         """
         batch, blocks, slots, _ = x.shape
         flat = x.flatten(1, 2)
@@ -206,7 +206,7 @@ class Layer(nn.Module):
             self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.register_buffer("layer_scalar", torch.ones(1))
 
-    def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Pair, rotation: Pair, visible: Visible) -> Tensor:
         """Block states after this layer, [B, N, K, d]; arguments as in `Attention.forward`."""
         attended: Tensor = self.self_attn(self.input_layernorm(x), context, rotation, visible)
         mixed: Tensor

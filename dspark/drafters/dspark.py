@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dspark.drafters.attention import Visible
 from dspark.drafters.backbone import Layer, RMSNorm, Rotary
 from dspark.drafters.base import Drafter, randomise
 from dspark.drafters.cache import ContextCache
@@ -60,7 +61,7 @@ class DSparkDrafter(Drafter):
         context: Tensor,
         context_positions: Tensor,
         block_positions: Tensor,
-        visible: Tensor,
+        visible: Visible,
     ) -> Tensor:
         """Normed hidden states h of many isolated blocks per row.
 
@@ -69,7 +70,8 @@ class DSparkDrafter(Drafter):
             context: projected context, [B, S, d].
             context_positions: absolute positions of the context, int64 [B, S].
             block_positions: absolute positions of the slots, int64 [B, N, K].
-            visible: context positions that a block sees, bool [B, N, S]: those before its anchor, no padding.
+            visible: context positions that a block sees, bool [B, N, S]: those before its anchor, no padding; or how a
+                single row holds several sequences.
         Returns:
             h, [B, N, K, d]: the input of LM head, Markov head and confidence head.
         """
@@ -138,7 +140,7 @@ class DSparkDrafter(Drafter):
     # ------------------------------------------------------------ inside
 
     def _blocks(
-        self, block_ids: Tensor, contexts: list[tuple[Tensor, Tensor]], positions: Tensor, visible: Tensor
+        self, block_ids: Tensor, contexts: list[tuple[Tensor, Tensor]], positions: Tensor, visible: Visible
     ) -> Tensor:
         x = functional.embedding(block_ids, self.embedding).to(self.fc.weight.dtype)
         if self.config.embedding_scale != 1:

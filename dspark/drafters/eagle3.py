@@ -13,13 +13,13 @@ steps of one chain behind each other instead of the sequence copied per step; th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dspark.drafters.attention import attend
+from dspark.drafters.attention import Packing, Visible, attend
 from dspark.drafters.backbone import Attention, FeedForward, Pair, RMSNorm, Rotary
 from dspark.drafters.base import Drafter, randomise
 from dspark.drafters.cache import ContextCache
@@ -36,7 +36,7 @@ class ChainAttention(Attention):
         self.k_proj = nn.Linear(wide, self.kv * self.size, bias=bias)
         self.v_proj = nn.Linear(wide, self.kv * self.size, bias=bias)
 
-    def step(self, x: Tensor, context: Pair, own: list[Pair], rotation: Pair, visible: Tensor) -> Tensor:
+    def step(self, x: Tensor, context: Pair, own: list[Pair], rotation: Pair, visible: Visible) -> Tensor:
         """One step of chains; appends its keys and values to `own`.
 
         Args:
@@ -44,7 +44,7 @@ class ChainAttention(Attention):
             context: keys and values of the text's pairs, [B, kv, S, hd].
             own: keys and values of the chains' earlier steps, [B, kv, N, hd] each.
             rotation: cos and sin of the step's positions, [B, N, hd / 2].
-            visible: pairs of the text that a chain sees, bool [B, N, S].
+            visible: pairs of the text that a chain sees, bool [B, N, S], or how a single row is packed.
         Returns:
             [B, N, d].
         """
@@ -74,7 +74,7 @@ class ChainLayer(nn.Module):
         return torch.cat([self.input_layernorm(embedded), self.hidden_norm(state)], dim=-1)
 
     def step(
-        self, embedded: Tensor, state: Tensor, context: Pair, own: list[Pair], rotation: Pair, visible: Tensor
+        self, embedded: Tensor, state: Tensor, context: Pair, own: list[Pair], rotation: Pair, visible: Visible
     ) -> Tensor:
         """States [B, N, d] after one step; the other arguments as in `ChainAttention.step`."""
         attended = self.self_attn.step(self.joined(embedded, state), context, own, rotation, visible)
@@ -91,14 +91,14 @@ class Chains:
         state: of the last step, [B, N, d]; before the first one, the features that the chains start from.
         positions: of the next step, int64 [B, N].
         context: keys and values of the text's pairs, [B, kv, S, hd].
-        visible: pairs of the text that a chain sees, bool [B, N, S].
+        visible: pairs of the text that a chain sees, bool [B, N, S], or how a single row is packed.
         own: keys and values of the steps so far.
     """
 
     state: Tensor
     positions: Tensor
     context: Pair
-    visible: Tensor
+    visible: Visible
     own: list[Pair]
 
 
@@ -145,10 +145,22 @@ class Eagle3Drafter(Drafter):
             anchors: the anchors' positions, int64 [B, N].
         """
         steps = torch.arange(context.shape[1], device=context.device)
-        keys_values = self._layer.self_attn.keys_values(context, self.rotary(steps.expand(context.shape[:2])))
         # The pair that a chain starts with is its own first step: it is visible once.
         visible = steps < (anchors - 1).unsqueeze(-1)
-        return Chains(start, anchors - 1, keys_values, visible, [])
+        return self._started(context, steps.expand(context.shape[:2]), start, anchors, visible)
+
+    def packed_chains(
+        self, context: Tensor, positions: Tensor, start: Tensor, anchors: Tensor, packing: Packing
+    ) -> Chains:
+        """`chains` where a single row holds several sequences.
+
+        Args:
+            context: made by `pairs`, one sequence after the other, [1, T, 2d].
+            positions: of these in their sequences, int64 [1, T].
+            start, anchors: as of `chains`, [1, N, d] and int64 [1, N].
+            packing: which chains and which context belong together, and what stands before each anchor.
+        """
+        return self._started(context, positions, start, anchors, replace(packing, seen=packing.seen - 1))
 
     def step(self, chains: Chains, token_ids: Tensor) -> Tensor:
         """Take the next step of every chain.
@@ -211,6 +223,10 @@ class Eagle3Drafter(Drafter):
         return Chains(cache.waiting.unsqueeze(1), cache.pairs.lengths.unsqueeze(1), context, visible, [])
 
     # ------------------------------------------------------------ inside
+
+    def _started(self, context: Tensor, positions: Tensor, start: Tensor, anchors: Tensor, visible: Visible) -> Chains:
+        keys_values = self._layer.self_attn.keys_values(context, self.rotary(positions))
+        return Chains(start, anchors - 1, keys_values, visible, [])
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         return functional.embedding(token_ids, self.embedding).to(self.fc.weight.dtype)

@@ -113,10 +113,11 @@ class _NormRotate(torch.autograd.Function):
         batch, length, heads, size = x.shape
         out = torch.empty(batch, heads, length, size, dtype=x.dtype, device=x.device)
         reciprocal = torch.empty(batch, length, heads, 1, device=x.device)
-        for rows in _chunks(batch, x[0].numel(), x.device):
-            reciprocal[rows] = _reciprocal_rms(x[rows], eps)
-            turned = _turn((x[rows] * reciprocal[rows]).mul_(weight), cos[rows], sin[rows])
-            out[rows] = turned.transpose(1, 2)
+        for row, steps in _stretches(x):
+            part = (row, steps)
+            reciprocal[part] = _reciprocal_rms(x[part], eps)
+            turned = _turn((x[part] * reciprocal[part]).mul_(weight), cos[part], sin[part])
+            out[row, :, steps] = turned.transpose(1, 2)
         ctx.save_for_backward(x, reciprocal, weight, cos, sin)
         return out
 
@@ -124,13 +125,21 @@ class _NormRotate(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, reciprocal, weight, cos, sin = ctx.saved_tensors
         d_x, d_weight = torch.empty_like(x), torch.zeros_like(weight)
-        for rows in _chunks(len(x), x[0].numel(), x.device):
-            turned = upstream[rows].transpose(1, 2).to(torch.float32, copy=True)
-            gradient = _turn(turned, cos[rows], -sin[rows])  # the inverse rotation
-            normed = x[rows] * reciprocal[rows]
-            d_x[rows], part = _norm_gradient(gradient, normed, reciprocal[rows], weight)
-            d_weight += part
+        for row, steps in _stretches(x):
+            part = (row, steps)
+            turned = upstream[row, :, steps].transpose(1, 2).to(torch.float32, copy=True)
+            gradient = _turn(turned, cos[part], -sin[part])  # the inverse rotation
+            normed = x[part] * reciprocal[part]
+            d_x[part], own = _norm_gradient(gradient, normed, reciprocal[part], weight)
+            d_weight += own
         return d_x, d_weight, None, None, None
+
+
+def _stretches(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and positions of x [B, T, ...] to take together: a part of one row, since packed batches have only one."""
+    for row in range(x.shape[0]):
+        for steps in _chunks(x.shape[1], x.shape[2:].numel(), x.device):
+            yield slice(row, row + 1), steps
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,34 +11,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dspark.drafters.attention import Packing
 from dspark.training.anchors import Positions, response_mask, supervised_slots
 from dspark.training.losses import SlotTargets
 from dspark.training.sequences import TrainingSequence
 
-# Batches are cut from so many batches' worth of shuffled sequences sorted by length: little padding, much shuffling.
+# Batches are cut from so many batches' worth of shuffled sequences sorted by length, so that the parts of a step which
+# processes or accumulation compute apart are of similar size.
 SORTED_BATCHES = 8
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The blocks of some sequences; M supervised slots in all.
+    """The blocks of some sequences, packed without padding: N blocks, T context positions, M supervised slots.
+
+    A sequence that has no anchor is left out, and a sequence's context ends before its last anchor.
 
     Attributes:
-        features: taps of the context, the sequences one after the other without padding, [T, m*d]; a sequence's
-            context ends before its last anchor.
-        context_slots: where each row of `features` stands in the padded context, as an index into [B * S], int64 [T].
-        anchor_ids, anchors: anchor tokens and their positions, int64 [B, N]; padded with 0.
-        visible: bool [B, N, S].
-        slot_rows: supervised slots as indices into [B * N * K], int64 [M].
+        features: taps of the contexts, one sequence after the other, [T, m*d].
+        positions: of these in their sequences, int64 [T].
+        anchor_ids, anchors: anchor tokens and their positions in their sequences, int64 [N].
+        packing: which blocks and which context belong together, and what a block sees.
+        slot_rows: supervised slots as indices into [N * K], int64 [M].
         previous_ids: teacher-forced token before the label, int64 [M].
         targets: labels and target distributions of the supervised slots.
     """
 
     features: Tensor
-    context_slots: Tensor
+    positions: Tensor
     anchor_ids: Tensor
     anchors: Tensor
-    visible: Tensor
+    packing: Packing
     slot_rows: Tensor
     previous_ids: Tensor
     targets: SlotTargets
@@ -50,9 +53,8 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """What its numbers take in memory, but for a few that stand beside each slot."""
-        parts = (self.features, self.context_slots, self.visible, self.targets.target_hidden)
-        return sum(part.nbytes for part in parts)
+        """What its features take in memory; a few numbers stand beside each position and slot."""
+        return self.features.nbytes + self.targets.target_hidden.nbytes
 
 
 def make_batch(
@@ -74,34 +76,31 @@ def make_batch(
             whole vocabulary.
         max_length: tokens of a sequence; the rest is cut.
     """
-    blocks = max(len(chosen) for chosen in anchors)
-    lengths = np.array([int(chosen[-1]) if len(chosen) else 0 for chosen in anchors])  # of the contexts
-    steps = np.arange(lengths.max(initial=0))
-    padded = np.zeros((len(sequences), blocks), dtype=np.int64)
-    for row, chosen in zip(padded, anchors, strict=True):
-        row[: len(chosen)] = chosen
-    visible = steps < padded[:, :, None]  # a padded block has anchor 0: no context, no supervised slot
-
+    used = [(sequence, chosen) for sequence, chosen in zip(sequences, anchors, strict=True) if len(chosen)]
+    lengths = [int(chosen[-1]) for _, chosen in used]  # of the contexts
     slot_rows, slots, previous, labels, hidden, normalisers, anchor_ids = [], [], [], [], [], [], []
-    for index, (sequence, chosen) in enumerate(zip(sequences, anchors, strict=True)):
+    blocks = 0
+    for sequence, chosen in used:
         tokens = sequence.token_ids if max_length is None else sequence.token_ids[:max_length]
         supervised = supervised_slots(response_mask(len(tokens), sequence.prompt_length), chosen, gamma)
         block, slot = np.nonzero(supervised)
         before = torch.from_numpy(chosen[block] + slot)  # p + j
-        slot_rows.append((index * blocks + block) * gamma + slot)
+        slot_rows.append((blocks + block) * gamma + slot)
         slots.append(slot)
         previous.append(tokens[before])
         labels.append(tokens[before + 1])
         hidden.append(sequence.last_hidden[before])
         normalisers.append(sequence.logsumexp[before])
-        anchor_ids.append(tokens[torch.from_numpy(padded[index])])
+        anchor_ids.append(tokens[torch.from_numpy(chosen)])
+        blocks += len(chosen)
     label_ids = torch.cat(labels)
+    places = torch.from_numpy(np.concatenate([chosen for _, chosen in used]))
     return Batch(
-        features=torch.cat([sequence.taps[:length] for sequence, length in zip(sequences, lengths, strict=True)]),
-        context_slots=torch.from_numpy(np.flatnonzero(steps < lengths[:, None])),
-        anchor_ids=torch.stack(anchor_ids),
-        anchors=torch.from_numpy(padded),
-        visible=torch.from_numpy(visible),
+        features=torch.cat([sequence.taps[:length] for (sequence, _), length in zip(used, lengths, strict=True)]),
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        anchor_ids=torch.cat(anchor_ids),
+        anchors=places,
+        packing=Packing(tuple(len(chosen) for _, chosen in used), tuple(lengths), places),
         slot_rows=torch.from_numpy(np.concatenate(slot_rows)),
         previous_ids=torch.cat(previous),
         targets=SlotTargets(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dspark.config.models import LossSettings
 from dspark.drafters.eagle3 import Eagle3Drafter
@@ -39,16 +40,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChainBatch(Batch):
-    """Blocks with what chains read besides.
+    """Packed blocks with what chains read besides.
 
     Attributes:
-        token_ids: of the sequences as far as they are read, padded with 0, int64 [B, L]; L > S and L >= the last
-            position of any chain + 1.
-        shares: what a supervised slot of a sequence weighs, float32 [B]: 1 / T, times how many anchors each drawn one
-            stands for.
+        following_ids: the token after each position of the contexts, int64 [T].
+        starts: where in the contexts each chain starts, at the position before its anchor, int64 [N].
+        chain_ids: what each chain is fed with: its anchor and the text's tokens behind it, int64 [N, K]; 0 where the
+            text has ended.
+        shares: what each supervised slot of a chain weighs, float32 [N]: 1 / T of its sequence, times how many anchors
+            each drawn one stands for.
     """
 
-    token_ids: Tensor
+    following_ids: Tensor
+    starts: Tensor
+    chain_ids: Tensor
     shares: Tensor
 
 
@@ -59,20 +64,36 @@ def make_chain_batch(
     columns: Tensor | None,
     max_length: int | None = None,
 ) -> ChainBatch:
-    """The batch of chains with given anchors in given sequences; arguments as of `make_batch`."""
+    """The batch of chains with given anchors in given sequences; arguments as of `make_batch`.
+
+    Raises:
+        ValueError: an anchor is the first token of its sequence, so that nothing stands before it to start from.
+    """
     batch = make_batch(sequences, anchors, gamma, columns, max_length)
-    rows = [row.token_ids if max_length is None else row.token_ids[:max_length] for row in sequences]
-    read = batch.visible.shape[2] + 1 + gamma
-    token_ids = torch.zeros(len(rows), read, dtype=torch.int64)
-    shares = torch.zeros(len(rows))
-    for index, (sequence, tokens, chosen) in enumerate(zip(sequences, rows, anchors, strict=True)):
-        part = tokens[:read]
-        token_ids[index, : len(part)] = part
-        if len(chosen):
-            there = len(anchor_candidates(response_mask(len(tokens), sequence.prompt_length)))
-            shares[index] = there / len(chosen) / len(tokens)
+    following, starts, fed, shares = [], [], [], []
+    before = 0  # positions of the contexts of earlier sequences
+    for sequence, positions in zip(sequences, anchors, strict=True):
+        if not len(positions):
+            continue
+        if positions[0] == 0:
+            raise ValueError("a chain starts from the features before its anchor, and this one is the first token")
+        chosen = torch.from_numpy(positions)
+        tokens = sequence.token_ids if max_length is None else sequence.token_ids[:max_length]
+        length = int(chosen[-1])
+        following.append(tokens[1 : length + 1])
+        starts.append(before + chosen - 1)
+        fed.append(functional.pad(tokens, (0, gamma))[chosen.unsqueeze(1) + torch.arange(gamma)])
+        there = len(anchor_candidates(response_mask(len(tokens), sequence.prompt_length)))
+        shares.append(torch.full((len(chosen),), there / len(chosen) / len(tokens)))
+        before += length
     blocks = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return ChainBatch(**blocks, token_ids=token_ids, shares=shares)
+    return ChainBatch(
+        **blocks,
+        following_ids=torch.cat(following),
+        starts=torch.cat(starts),
+        chain_ids=torch.cat(fed),
+        shares=torch.cat(shares),
+    )
 
 
 class ChainObjective(Objective):
@@ -88,14 +109,14 @@ class ChainObjective(Objective):
 
     def denominators(self, batch: Batch) -> Tensor:
         """Sequences, twice, float32 [2]: both losses are means over these."""
-        return torch.full((2,), float(len(batch.anchors)), device=batch.anchors.device)
+        return torch.full((2,), float(len(batch.packing.blocks)), device=batch.anchors.device)
 
     def forward(self, batch: Batch, denominators: Tensor) -> tuple[Tensor, Sums, SlotLosses, Tensor | None]:
         """See `Objective`."""
         chains = _chain_batch(batch)
         hidden = self.states(chains)
-        slots_per_sequence = chains.anchors.shape[1] * self.drafter.config.gamma
-        weights = chains.targets.weights(self.settings.decay) * chains.shares[chains.slot_rows // slots_per_sequence]
+        of_slots = chains.shares[chains.slot_rows // self.drafter.config.gamma]
+        weights = chains.targets.weights(self.settings.decay) * of_slots
         count = denominators[0].clamp(min=1)
         none = hidden.new_zeros(len(hidden), 0)
         objective, slots = distribution_losses(
@@ -110,7 +131,7 @@ class ChainObjective(Objective):
             soft_labels=self.settings.labels == "soft",
             cap=self.drafter.config.logit_cap,
         )
-        sequences = denominators.new_tensor(float(len(chains.anchors)))
+        sequences = denominators.new_tensor(float(len(chains.packing.blocks)))
         sums = Sums(
             weight=sequences,
             labelled_weight=sequences,
@@ -123,22 +144,18 @@ class ChainObjective(Objective):
     def states(self, batch: ChainBatch) -> Tensor:
         """h of the supervised slots, [M, d]."""
         drafter = self.drafter
-        rows, chains, length = batch.visible.shape
-        device = batch.features.device
         dtype = torch.bfloat16 if self.low_precision else torch.float32
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.low_precision):
-            flat = drafter.project(batch.features.to(dtype))
-            slots = batch.context_slots
-            projected = flat.new_zeros(rows * length, flat.shape[-1]).index_copy(0, slots, flat)
-            read = drafter.pairs(flat, batch.token_ids[:, 1 : length + 1].reshape(-1)[slots])
-            context = read.new_zeros(rows * length, read.shape[-1]).index_copy(0, slots, read)
-            # A padded chain has anchor 0: it starts at some position, sees none and is supervised nowhere.
-            starts = (batch.anchors - 1).clamp(min=0) + length * torch.arange(rows, device=device).unsqueeze(1)
-            start = projected.index_select(0, starts.flatten()).view(rows, chains, -1)
-            walk = drafter.chains(context.view(rows, length, -1), start, batch.anchors)
-            hidden = []
-            for step in range(drafter.config.gamma):
-                hidden.append(drafter.step(walk, batch.token_ids.gather(1, batch.anchors + step)))
+        with torch.autocast(batch.features.device.type, dtype=torch.bfloat16, enabled=self.low_precision):
+            projected = drafter.project(batch.features.to(dtype))
+            # All sequences in one row: [1, ...].
+            walk = drafter.packed_chains(
+                drafter.pairs(projected, batch.following_ids).unsqueeze(0),
+                batch.positions.unsqueeze(0),
+                projected.index_select(0, batch.starts).unsqueeze(0),
+                batch.anchors.unsqueeze(0),
+                batch.packing,
+            )
+            hidden = [drafter.step(walk, fed.unsqueeze(0)) for fed in batch.chain_ids.unbind(1)]
         return torch.stack(hidden, 2).flatten(0, 2).index_select(0, batch.slot_rows)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from dspark.features.sources import loaded
 from dspark.training.anchors import response_mask, spaced_anchors
 from dspark.training.batches import Batch
-from dspark.training.logits import Multiplier
 from dspark.training.losses import ROWS, confidence_target
 from dspark.training.methods import method_of
 from dspark.training.objective import Objective, mean_losses
+from dspark.training.products import Multiplier
 from dspark.training.sequences import TrainingSequence
 
 DEV_ANCHORS = 32  # per sequence

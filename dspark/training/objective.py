@@ -12,7 +12,7 @@ from dspark.config.models import LossSettings
 from dspark.drafters.base import Drafter
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.training.batches import Batch
-from dspark.training.losses import SlotLosses, confidence_loss, distribution_losses
+from dspark.training.losses import SlotLosses, distribution_losses
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class TrainingObjective(Objective):
         hidden, embedded, latent = self.states(batch)
         weights = batch.targets.weights(self.settings.decay)
         weight, labelled_weight = denominators.clamp(min=torch.finfo(torch.float32).tiny)
+        head = self.drafter.confidence_head
+        logits = None if head is None else head(hidden, embedded)
         objective, slots = distribution_losses(
             hidden,
             latent,
@@ -105,19 +107,15 @@ class TrainingObjective(Objective):
             low_precision=self.low_precision,
             soft_labels=self.soft_labels,
             cap=self.drafter.config.logit_cap,
+            confidence_logits=logits,
+            confidence_weights=weights * (self.settings.confidence / weight),
         )
-        logits: Tensor | None = None
-        confidence = torch.zeros((), device=weights.device)
-        if self.drafter.confidence_head is not None:
-            logits = self.drafter.confidence_head(hidden, embedded)
-            confidence = (weights * confidence_loss(logits, slots.l1)).sum()
-            objective = objective + self.settings.confidence * confidence / weight
         sums = Sums(
             weight=weights.sum(),
             labelled_weight=self._labelled(batch, weights).sum(),
             cross_entropy=(weights * slots.cross_entropy).sum(),
             l1=(weights * slots.l1).sum(),
-            confidence=confidence.detach(),
+            confidence=(weights * slots.confidence).sum(),
         )
         return objective, sums, slots, logits
 
@@ -137,25 +135,23 @@ class TrainingObjective(Objective):
         Without a sequential head r = 0.
         """
         drafter = self.drafter
-        rows, _, length = batch.visible.shape
         device = batch.features.device
         dtype = torch.bfloat16 if self.low_precision else torch.float32
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.low_precision):
-            flat = drafter.project(batch.features.to(dtype))
-            context = flat.new_zeros(rows * length, flat.shape[-1]).index_copy(0, batch.context_slots, flat)
             slots = torch.arange(drafter.config.gamma, device=device)
+            # All sequences in one row: [1, ...].
             hidden = drafter.block_hidden(
-                drafter.block_inputs(batch.anchor_ids),
-                context.view(rows, length, -1),
-                torch.arange(length, device=device).expand(rows, length),
-                batch.anchors.unsqueeze(-1) + slots,
-                batch.visible,
-            )
-        states = hidden.flatten(0, 2).index_select(0, batch.slot_rows)
+                drafter.block_inputs(batch.anchor_ids).unsqueeze(0),
+                drafter.project(batch.features.to(dtype)).unsqueeze(0),
+                batch.positions.unsqueeze(0),
+                (batch.anchors.unsqueeze(-1) + slots).unsqueeze(0),
+                batch.packing,
+            ).squeeze(0)
+        states = hidden.flatten(0, 1).index_select(0, batch.slot_rows)
         embedded = drafter.markov_head.embed(batch.previous_ids)
         if drafter.config.markov_type != "rnn":
             return states, embedded, drafter.markov_head.latent(embedded, states, None)[0]
-        return states, embedded, self._along_blocks(hidden.flatten(0, 1), embedded, batch.slot_rows)
+        return states, embedded, self._along_blocks(hidden, embedded, batch.slot_rows)
 
     def _along_blocks(self, hidden: Tensor, embedded: Tensor, slot_rows: Tensor) -> Tensor:
         """Latents of a head that remembers: slot by slot along every block, the text's own tokens as previous ones.

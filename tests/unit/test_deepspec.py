@@ -18,6 +18,7 @@ from torch import Tensor
 from dspark.config.models import LossSettings
 from dspark.decoding.draws import CounterDraws
 from dspark.decoding.proposers import torch_proposer
+from dspark.drafters.attention import Packing
 from dspark.drafters.base import Drafter
 from dspark.drafters.config import DrafterConfig, rope_parameters
 from dspark.drafters.kinds import build_drafter
@@ -216,22 +217,27 @@ def test_the_loss_of_every_step_equals_deepspecs(chains: Recorded):
     row, start, step = supervised.nonzero(as_tuple=True)
     hidden = chains.inputs["target_last_hidden_states"][row, start + 1 + step]
     there = chains.inputs["attention_mask"].bool()
+    assert not supervised[~there].any()
+    sequence, position = there.nonzero(as_tuple=True)  # a chain starts at every position of the text
+    anchors, lengths, ids = position + 1, tuple(there.sum(1).tolist()), padded_ids(chains)
     batch = ChainBatch(
         features=chains.inputs["target_hidden_states"][there],
-        context_slots=there.flatten().nonzero().squeeze(-1),
-        anchor_ids=padded_ids(chains)[:, 1 : length + 1],
-        anchors=torch.arange(1, length + 1).expand(rows, length),
-        visible=torch.ones(rows, length, length, dtype=torch.bool),
-        slot_rows=supervised.flatten().nonzero().squeeze(-1),
-        previous_ids=padded_ids(chains)[row, start + 1 + step],
+        positions=position,
+        anchor_ids=ids[sequence, anchors],
+        anchors=anchors,
+        packing=Packing(lengths, lengths, anchors),
+        slot_rows=supervised[there].flatten().nonzero().squeeze(-1),
+        previous_ids=ids[row, start + 1 + step],
         targets=SlotTargets(
             labels=torch.zeros_like(row),
             target_hidden=hidden,
             logsumexp=torch.logsumexp(hidden @ drafter.head.T, -1),
             slots=step,
         ),
-        token_ids=padded_ids(chains),
-        shares=torch.full((rows,), 1 / length),  # of the padded length, which DeepSpec divides by
+        following_ids=ids[sequence, anchors],
+        starts=torch.arange(len(position)),
+        chain_ids=ids[sequence.unsqueeze(1), anchors.unsqueeze(1) + torch.arange(drafter.config.gamma)],
+        shares=torch.full((len(position),), 1 / length),  # of the padded length, which DeepSpec divides by
     )
     settings = LossSettings(labels="soft", cross_entropy=1, l1=0, confidence=0, decay=-1 / math.log(0.8))
     objective = ChainObjective(drafter, settings, low_precision=False)

@@ -25,7 +25,7 @@ def test_labels_previous_tokens_and_target_states_are_aligned():
     target's state that predicts a label stands one position before it. Anchor 5 has one label left.
     """
     batch = make_batch([sequence([10, 11, 12, 13, 14, 15, 16], 2)], [np.array([3, 5])], 3, None)
-    assert batch.anchor_ids.tolist() == [[13, 15]]
+    assert batch.anchor_ids.tolist() == [13, 15]
     assert batch.slot_rows.tolist() == [0, 1, 2, 3]
     assert batch.targets.labels.tolist() == [14, 15, 16, 16]
     assert batch.previous_ids.tolist() == [13, 14, 15, 15]
@@ -37,23 +37,27 @@ def test_labels_previous_tokens_and_target_states_are_aligned():
 def test_a_block_sees_the_context_strictly_before_its_anchor():
     batch = make_batch([sequence(list(range(8)), 2)], [np.array([2, 5])], 3, None)
     assert batch.features[:, 0].tolist() == [0, 1, 2, 3, 4]  # nothing from the last anchor on
-    assert batch.visible[0].tolist() == [
+    (visible,) = batch.packing.visible()
+    assert visible[0].tolist() == [
         [True, True, False, False, False],
         [True, True, True, True, True],
     ]
 
 
-def test_sequences_stand_behind_one_another_and_are_padded_apart():
-    rows = [sequence(list(range(5)), 1), sequence(list(range(10, 18)), 2)]
-    batch = make_batch(rows, [np.array([2]), np.array([3, 4])], 2, None)
-    assert batch.features[:, 0].tolist() == [0, 1, 0, 1, 2, 3]
-    assert batch.context_slots.tolist() == [0, 1, 4, 5, 6, 7]  # rows of 4
-    assert batch.visible.shape == (2, 2, 4)
-    assert batch.anchors.tolist() == [[2, 0], [3, 4]]
-    assert not batch.visible[0, 1].any()  # the padded block sees nothing
-    # Blocks are numbered over both rows, padded one included: 0 | (1) | 2 | 3, two slots each.
-    assert batch.slot_rows.tolist() == [0, 1, 4, 5, 6, 7]
-    assert batch.targets.labels.tolist() == [3, 4, 14, 15, 15, 16]
+def test_sequences_are_packed_behind_one_another_without_padding():
+    """Two blocks and one; contexts of four and of two positions. The sequence without an anchor takes no room."""
+    rows = [sequence(list(range(10, 18)), 2), sequence([7, 8, 9], 3), sequence(list(range(5)), 1)]
+    batch = make_batch(rows, [np.array([3, 4]), np.array([], dtype=np.int64), np.array([2])], 2, None)
+    assert batch.features[:, 0].tolist() == [0, 1, 2, 3, 0, 1]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 0, 1]
+    assert batch.anchors.tolist() == batch.packing.seen.tolist() == [3, 4, 2]
+    assert (batch.packing.blocks, batch.packing.contexts) == ((2, 1), (4, 2))
+    first, second = batch.packing.visible()
+    assert first.tolist() == [[[True, True, True, False], [True, True, True, True]]]
+    assert second.tolist() == [[[True, True]]]
+    # Blocks are numbered over all sequences: 0 and 1 | 2, two slots each.
+    assert batch.slot_rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.targets.labels.tolist() == [14, 15, 15, 16, 3, 4]
 
 
 def test_labels_become_columns_of_the_draft_vocabulary():

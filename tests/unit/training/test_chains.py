@@ -116,8 +116,26 @@ def test_a_longer_sequence_cut_at_the_limit_counts_as_long_as_it_is_read(sequenc
     batch = make_chain_batch(sequences[:1], [np.array([4])], 3, None, max_length=8)
     there = 8 - 1 - sequences[0].prompt_length
     assert float(batch.shares[0]) == pytest.approx(there / 8)
-    assert batch.token_ids.shape == (1, 4 + 1 + 3)
-    assert torch.equal(batch.token_ids[0], sequences[0].token_ids[:8])
+    assert batch.chain_ids.tolist() == [sequences[0].token_ids[4:7].tolist()]
+
+
+def test_chains_are_packed_with_what_they_read(sequences):
+    """Contexts of 5 and of 2 positions; the second chain of the first sequence reads one token more than there is."""
+    first, second = sequences[0], sequences[1]
+    batch = make_chain_batch([first, second], [np.array([3, 5]), np.array([2])], 3, None, max_length=7)
+    assert batch.following_ids.tolist() == [*first.token_ids[1:6].tolist(), *second.token_ids[1:3].tolist()]
+    assert batch.starts.tolist() == [2, 4, 5 + 1]  # positions 2 and 4 of the first context, 1 of the second
+    assert batch.chain_ids.tolist() == [
+        first.token_ids[3:6].tolist(),
+        [*first.token_ids[5:7].tolist(), 0],
+        second.token_ids[2:5].tolist(),
+    ]
+
+
+def test_no_chain_starts_at_the_first_token(sequences):
+    sequences[0].prompt_length = 0
+    with pytest.raises(ValueError, match="starts from the features before its anchor"):
+        make_chain_batch(sequences[:1], [np.array([0, 4])], 3, None)
 
 
 def test_training_learns_a_target_that_counts(eagle3, target, make_sequences, make_settings, tmp_path):

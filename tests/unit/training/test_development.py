@@ -21,7 +21,7 @@ def test_accepted_length_by_hand(config, target):
     slots = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     matches = torch.tensor([1, 1, 0, 0, 1, 1, 1, 1])
     best = torch.arange(8)
-    found = SlotLosses(torch.full((8,), 2.0), torch.full((8,), 0.5), best)
+    found = SlotLosses(torch.full((8,), 2.0), torch.full((8,), 0.5), torch.ones(8), best)
     sums = Sums(*torch.tensor([8.0, 8.0, 16.0, 4.0, 8.0]))
 
     class Fixed:
@@ -61,7 +61,7 @@ def test_dev_batches_hold_every_sequence_and_the_target_s_own_tokens(config, tar
     drafter = DSparkDrafter(config, *target)
     objective = TrainingObjective(drafter, LossSettings(), low_precision=False)
     batches = DevBatches(rows, objective, target[1], None, size=2, max_length=64, device=CPU)
-    assert [len(dev.batch.anchors) for dev in batches] == [2, 2, 1]
+    assert [len(dev.batch.packing.blocks) for dev in batches] == [2, 2, 1]
     assert all(torch.equal(dev.target_columns, dev.batch.targets.labels) for dev in batches)
     columns = torch.full((24,), -1)
     columns[:10] = torch.arange(10)

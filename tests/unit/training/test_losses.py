@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional
 
 from dspark.training import losses
-from dspark.training.logits import Multiplier
 from dspark.training.losses import (
     SlotTargets,
     confidence_loss,
     confidence_target,
     distribution_losses,
 )
+from dspark.training.products import Multiplier
 
 SLOTS, WIDTH, RANK, VOCAB = 11, 8, 3, 30
 
@@ -61,7 +61,7 @@ def plain(parts, ids=None, soft=False, cap=None):
     return torch.where(reachable, ce, 0.0), l1, reachable
 
 
-def fused(parts, ids=None, low_precision=False, soft=False, cap=None):
+def fused(parts, ids=None, low_precision=False, soft=False, cap=None, **confidence):
     normaliser = torch.logsumexp(capped(parts["target_hidden"] @ parts["head"].T, cap), -1)
     labels, head, w2 = parts["labels"], parts["head"], parts["w2"]
     if ids is not None:
@@ -80,6 +80,7 @@ def fused(parts, ids=None, low_precision=False, soft=False, cap=None):
         low_precision=low_precision,
         soft_labels=soft,
         cap=cap,
+        **confidence,
     )
 
 
@@ -97,6 +98,7 @@ def test_losses_and_gradients_equal_the_plain_formulas(parts, monkeypatch, ids, 
     A soft cap is on the base logits of both sides; the Markov bias comes behind it.
     """
     monkeypatch.setattr(losses, "ROWS", rows)
+    monkeypatch.setattr(losses, "CACHED", 3 * VOCAB)
     ce, l1, reachable = plain(parts, ids, soft, cap)
     if ids is not None and not soft:
         assert 0 < int(reachable.sum()) < SLOTS
@@ -220,6 +222,25 @@ def test_confidence_is_taught_the_analytic_acceptance():
     loss.sum().backward()
     assert logits.grad.tolist() == pytest.approx([-0.25, -0.5, 0.5, 0.5])
     assert l1.grad is None  # the target is detached
+
+
+@pytest.mark.parametrize("rows", [4, 256])
+def test_the_confidence_is_taught_in_the_same_pass(parts, monkeypatch, rows):
+    """BCE against the acceptance that the slot's own L1 implies, detached: none of it reaches the logits' factors."""
+    monkeypatch.setattr(losses, "ROWS", rows)
+    confidence = torch.randn(SLOTS, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    weights = torch.rand(SLOTS, generator=torch.Generator().manual_seed(5))
+    ce, l1, _ = plain(parts)
+    bce = functional.binary_cross_entropy_with_logits(confidence, (1 - l1 / 2).detach(), reduction="none")
+    expected = (parts["ce"] * ce + parts["l1"] * l1 + weights * bce).sum()
+    objective, found = fused(parts, confidence_logits=confidence, confidence_weights=weights)
+    assert torch.allclose(found.confidence, bce, atol=1e-5)
+    assert torch.allclose(objective, expected, atol=1e-5)
+    inputs = [parts["hidden"], parts["markov"], parts["w2"], confidence]
+    ours, theirs = torch.autograd.grad(2 * objective, inputs), torch.autograd.grad(2 * expected, inputs)
+    for one, two in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+    assert torch.equal(fused(parts)[1].confidence, torch.zeros(SLOTS))
 
 
 def test_weights_fall_by_e_to_the_minus_quarter_per_slot():
