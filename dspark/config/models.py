@@ -318,6 +318,9 @@ class TrainingSettings(Settings):
     dev_every_steps: int = Field(default=100, gt=0)
     checkpoint_every_steps: int = Field(default=100, gt=0)
     seed: int = 0
+    # Parts in which a process computes its share of a step, one after the other: the same step in less memory.
+    accumulation: int = Field(default=1, gt=0)
+    keep_checkpoints: int = Field(default=2, gt=0)  # the newest ones, each with one optimizer state
 
     @model_validator(mode="after")
     def _imported_or_trained(self) -> TrainingSettings:

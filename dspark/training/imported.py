@@ -58,13 +58,20 @@ class ImportedMetrics(BaseModel):
 
 @dataclass(frozen=True)
 class ImportedDrafter:
-    """An imported drafter, as the stages behind `train` get it."""
+    """An imported drafter, as the stages behind `train` get it.
+
+    Attributes:
+        first: False in all processes of a launch but the one that writes; each of them measures the same.
+    """
 
     drafter: Drafter
     metrics: ImportedMetrics
+    first: bool = True
 
     def write(self, out: Path, record: TargetRecord) -> None:
-        """Write `drafter/`, `metrics.json` and a `curves.csv` without rows into the folder `out`."""
+        """Write `drafter/`, `metrics.json` and a `curves.csv` without rows into the folder `out`; once."""
+        if not self.first:
+            return
         write_training_checkpoint(out / "drafter", self.drafter, record)
         write_model(out / "metrics.json", self.metrics)
         write_curves(out / "curves.csv", [])
@@ -104,7 +111,7 @@ def take_over(
     drafter = read_released(folder, record, embedding, head)
     metrics = _measured(drafter, origin, head, dev_sequences, settings)
     progress.advance(dev_anchor_tau=metrics.dev.dev_anchor_tau)
-    return ImportedDrafter(drafter.cpu(), metrics)
+    return ImportedDrafter(drafter.cpu(), metrics, PartialState().is_main_process)
 
 
 def _measured(

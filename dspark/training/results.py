@@ -83,15 +83,19 @@ class TrainingResult:
         drafter: with the weights that did best on the dev split, float32, in eval mode.
         curves: one row per step, see `COLUMNS`.
         seconds: spent training, in all attempts.
+        first: False in all processes of a run but the one that writes.
     """
 
     drafter: Drafter
     metrics: TrainMetrics
     curves: list[Row]
     seconds: float
+    first: bool = True
 
     def write(self, out: Path, record: TargetRecord) -> None:
-        """Write `drafter/`, `metrics.json` and `curves.csv` into the folder `out`."""
+        """Write `drafter/`, `metrics.json` and `curves.csv` into the folder `out`; once, of a run of many processes."""
+        if not self.first:
+            return
         write_training_checkpoint(out / "drafter", self.drafter, record)
         write_model(out / "metrics.json", self.metrics)
         write_curves(out / "curves.csv", self.curves)

@@ -1,7 +1,9 @@
 """Checkpoints of unfinished training: complete or absent, checked by digest, without pickles.
 
-    work/step-000300/{model.safetensors, optimizer.safetensors, state.json}     the last two are kept
+    work/step-000300/{model.safetensors, optimizer.safetensors, state.json}     the last ones are kept
     work/best-000200.safetensors                                                the best weights they refer to
+
+There is one of each whatever the number of processes, in whole tensors, so that any other number of processes goes on.
 
 Data order and anchors are functions of (seed, step), so no random state needs saving.
 """
@@ -19,12 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dspark.config.models import TrainingSettings
+from dspark.drafters.config import DrafterConfig
 from dspark.errors import DataError
 from dspark.io.atomic import atomic_path, replace_tree
 from dspark.io.digest import digest_file, digest_json
 from dspark.io.jsonfile import canonical_json, model_json, read_model, write_model
+from dspark.training.processes import placed, whole
 
-KEEP = 2
+FREE = {"accumulation", "keep_checkpoints"}  # settings that do not decide what is learned
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
@@ -88,9 +93,9 @@ def read_best(work: Path, best: BestWeights) -> dict[str, Tensor]:
 
 
 def write_checkpoint(
-    work: Path, state: TrainingState, weights: dict[str, Tensor], optimizer: dict[str, Tensor]
+    work: Path, state: TrainingState, weights: dict[str, Tensor], optimizer: dict[str, Tensor], keep: int
 ) -> None:
-    """Write `step-<step>` with one rename, then remove what the last two don't need."""
+    """Write `step-<step>` with one rename, then remove what the last `keep` don't need."""
     path = work / f"step-{state.step:06d}"
     part = work / f".{path.name}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -100,7 +105,7 @@ def write_checkpoint(
             save_file(tensors, temporary)
     write_model(part / STATE, state.model_copy(update={"sha256": _sums(part, state)}))
     replace_tree(part, path)
-    _prune(work, state.step)
+    _prune(work, state.step, keep)
 
 
 def read_latest(work: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str, Tensor]] | None:
@@ -110,6 +115,16 @@ def read_latest(work: Path) -> tuple[TrainingState, dict[str, Tensor], dict[str,
         if state is not None:
             return state, load_file(path / MODEL), load_file(path / OPTIMIZER)
     return None
+
+
+def run_identity(config: DrafterConfig, settings: TrainingSettings, digests: dict[str, str]) -> dict[str, Any]:
+    """What a run is, and has to stay from one attempt to the next.
+
+    Args:
+        digests: of data and initial weights.
+    """
+    training = settings.model_dump(mode="json", exclude=FREE)
+    return {"drafter": config.model_dump(mode="json"), "training": training, **digests}
 
 
 def check_identity(work: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -131,20 +146,28 @@ def check_identity(work: Path, found: dict[str, Any], wanted: dict[str, Any]) ->
         )
 
 
-def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: dict[Tensor, str]) -> dict[str, Tensor]:
-    """The optimizers' state by parameter name: `<parameter>/exp_avg` and so on."""
-    return {
-        f"{names[parameter]}/{key}": torch.as_tensor(value).detach().cpu().contiguous()
-        for optimizer in optimizers
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-    }
+def optimizer_tensors(
+    optimizers: Iterable[torch.optim.Optimizer], names: dict[Tensor, str], *, wanted: bool = True
+) -> dict[str, Tensor]:
+    """The optimizers' state by parameter name, on the CPU: `<parameter>/exp_avg` and so on.
+
+    Args:
+        wanted: False: take part in gathering what is spread over processes, and keep nothing of it.
+    """
+    result = {}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                gathered = whole(torch.as_tensor(value))
+                if wanted:
+                    result[f"{names[parameter]}/{key}"] = gathered
+    return result
 
 
 def restore_optimizers(
     optimizers: Iterable[torch.optim.Optimizer], names: dict[Tensor, str], saved: dict[str, Tensor]
 ) -> None:
-    """Put a saved state back, each tensor on its parameter's device (the step counter stays where AdamW keeps it)."""
+    """Put a saved state back, each tensor where its parameter is (the step counter stays where AdamW keeps it)."""
     entries: dict[str, dict[str, Tensor]] = {}
     for key, value in saved.items():
         name, _, field = key.rpartition("/")
@@ -152,7 +175,7 @@ def restore_optimizers(
     for optimizer in optimizers:
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             optimizer.state[parameter] = {
-                field: value.to(parameter.device) if value.dim() or parameter.is_cuda else value
+                field: placed(value, parameter) if value.dim() else value.to(parameter.device)
                 for field, value in entries.get(names[parameter], {}).items()
             }
 
@@ -189,14 +212,14 @@ def _intact(path: Path) -> TrainingState | None:
     return state
 
 
-def _prune(work: Path, step: int) -> None:
-    """Keep the checkpoint of this step and those before it that are needed; what lies after it was damaged."""
+def _prune(work: Path, step: int, keep: int) -> None:
+    """Keep the last checkpoints up to this step, and what they refer to; what lies after it was damaged."""
     kept: set[str] = set()
     past = [path for path in _checkpoints(work) if _step(path) <= step]
     for path in _checkpoints(work):
-        if path not in past[:KEEP]:
+        if path not in past[:keep]:
             shutil.rmtree(path)
-    for path in past[:KEEP]:
+    for path in past[:keep]:
         with contextlib.suppress(DataError):  # a damaged one needs nothing
             if best := read_model(path / STATE, TrainingState).best:
                 kept.add(best.file)

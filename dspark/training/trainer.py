@@ -1,52 +1,51 @@
-"""The training loop, on accelerate: one process or DistributedDataParallel.
+"""The training loop, on accelerate: one process or many (`processes.py`).
 
 AdamW (or Muon) on float32 master weights, linear warm-up, cosine to zero, clipping (DSpark, section 3.3). What a step
-sees is a function of (seed, step), so a run that was killed continues, on the same machine, to the same bits.
+sees is a function of (seed, step), so a run that was killed continues, on the same machine, to the same bits; on
+another number of processes to the same values but for the order of sums.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
 
 from dspark.config.models import TrainingSettings
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.kinds import build_drafter
-from dspark.errors import Interrupted, SettingsError, StageError
-from dspark.features.ahead import READ_BUDGET, ReadAhead
+from dspark.errors import Interrupted, StageError
+from dspark.features.ahead import READ_BUDGET
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
-from dspark.training.anchors import draw_anchors, response_mask
-from dspark.training.batches import Batch
 from dspark.training.development import DevBatches, dev_metrics, dev_sums
+from dspark.training.learner import Learner
 from dspark.training.methods import method_of
 from dspark.training.objective import mean_losses
-from dspark.training.optimisation import fast_products, learning_rate, make_optimizers
+from dspark.training.optimisation import learning_rate
+from dspark.training.processes import Processes
 from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
 from dspark.training.resume import (
     BestWeights,
     TrainingState,
     best_weights,
     check_identity,
-    optimizer_tensors,
     read_best,
     read_latest,
-    restore_optimizers,
+    run_identity,
     write_best,
     write_checkpoint,
 )
-from dspark.training.schedule import Schedule
 from dspark.training.sequences import TrainingSequence, token_digest, usable_sequences
+from dspark.training.steps import TrainingSteps
 from dspark.training.vocabulary import coverage, draft_columns, select_draft_tokens
 from dspark.training.warm_start import Initial
+
+Enough = Callable[[Mapping[str, Any]], bool]
 
 
 def train(
@@ -62,6 +61,7 @@ def train(
     eos_token_ids: Iterable[int] = (),
     initial: Initial | None = None,
     read_budget: int = READ_BUDGET,
+    enough: Enough | None = None,
 ) -> TrainingResult:
     """Train a drafter on a target's features.
 
@@ -72,11 +72,13 @@ def train(
         eos_token_ids: are always in a reduced draft vocabulary.
         initial: the drafter that training starts from; None: it starts from random weights and bigrams.
         read_budget: bytes of memory for features: half for reading those of coming steps, half for the dev split.
+        enough: ends training before its last step when it says so of an evaluation (`development.dev_metrics`).
     Returns:
         the drafter with the weights of the best `dev_anchor_tau`, and how it got there.
     Raises:
         SettingsError: the initial drafter has another architecture, or a step does not fit into the read budget.
         DataError: no usable sequences, too few for the mixture, or `work` holds another run's checkpoints.
+        PreflightError: processes read different checkpoints.
         StageError: the loss is not finite.
         Interrupted: a stop was requested; a checkpoint was written first.
     """
@@ -84,9 +86,9 @@ def train(
         config, embedding, head, train_sequences, dev_sequences, settings, work, eos_token_ids, initial, read_budget
     )
     try:
-        return trainer.run(progress or Progress())
+        return trainer.run(progress or Progress(), enough)
     finally:
-        trainer.ahead.close()
+        trainer.steps.close()
 
 
 class Trainer:
@@ -115,9 +117,8 @@ class Trainer:
         self.train_sequences = usable_sequences(train_sequences, settings.max_length, "train")
         self.dev_sequences = usable_sequences(dev_sequences, settings.max_length, "dev")
         self.skipped = len(train_sequences) - len(self.train_sequences)
-        handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are the target's, equal everywhere
-        self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=handlers)  # autocast is `objective`'s
-        self.device: torch.device = self.accelerator.device
+        self.processes = Processes()
+        self.device = self.processes.device
         self.low_precision = arithmetic(settings.precision, self.device.type) == "bfloat16"
         ids = None
         if config.draft_vocab_size is not None:
@@ -135,28 +136,17 @@ class Trainer:
             self.method.initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
         else:
             self.method.warm_start(drafter, initial, self.train_sequences, self.columns)
-        self.drafter = drafter.to(self.device)
         self.whole_head = head.detach().to(self.device)
-        self.objective = self.method.objective(self.drafter, settings.loss, low_precision=self.low_precision)
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.drafter.named_parameters()}
-        self.optimizers = make_optimizers(self.drafter, settings)
-        self.model: Any = self.accelerator.prepare(self.objective)
-        self.schedule = Schedule(self.train_sequences, settings)
+        self.objective = self.method.objective(drafter.to(self.device), settings.loss, low_precision=self.low_precision)
+        self.learner = Learner(self.objective, settings, self.processes)
         self.read_budget = read_budget
-        self.ahead = ReadAhead(self.step_rows, settings.steps, read_budget // 2)
-        if self.schedule.batch_size < self.accelerator.num_processes:
-            raise SettingsError(
-                f"training.sequences_per_step: {self.schedule.batch_size} sequences a step cannot be shared by "
-                f"{self.accelerator.num_processes} processes"
-            )
-        self.identity: dict[str, Any] = {
-            "drafter": config.model_dump(mode="json"),
-            "training": settings.model_dump(mode="json"),
-            "train_tokens": token_digest(self.train_sequences),
-            "dev_tokens": token_digest(self.dev_sequences),
-        }
+        self.steps = TrainingSteps(
+            self.train_sequences, config, self.columns, settings, self.processes, read_budget // 2
+        )
+        digests = {"train_tokens": token_digest(self.train_sequences), "dev_tokens": token_digest(self.dev_sequences)}
         if initial is not None:
-            self.identity["initial"] = initial.digest
+            digests["initial"] = initial.digest
+        self.identity = run_identity(config, settings, digests)
         self.step, self.seconds = 0, 0.0
         self.rows: list[Row] = []
         self.dev: dict[str, Any] = {}
@@ -164,13 +154,12 @@ class Trainer:
         self.best: BestWeights | None = None
         self.saved_at = -1
 
-    def run(self, progress: Progress) -> TrainingResult:
-        """Train to the end and return the best drafter."""
+    def run(self, progress: Progress, enough: Enough | None = None) -> TrainingResult:
+        """Train to the end, or until an evaluation is enough, and return the best drafter."""
         if self.settings.precision == "bfloat16" and not self.low_precision:
             progress.note("this processor has no bfloat16 arithmetic: training in float32")
-        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
         dev = DevBatches(
-            self.dev_sequences[share],
+            self.dev_sequences[self.processes.share],
             self.objective,
             self.whole_head,
             self.columns,
@@ -183,21 +172,26 @@ class Trainer:
             self.before = {"step": 0, **self.measured(dev)}
         self.restore()
         progress.start("train", total=self.settings.steps, done=self.step)
-        while self.step < self.settings.steps:
+        last = self.step == self.settings.steps or self.suffices(enough)
+        while not last:
             started = time.perf_counter()
             row = self.train_step()
             last = self.step == self.settings.steps
             if last or self.step % self.settings.dev_every_steps == 0:
                 row |= self.evaluate(dev)
+                last = last or self.suffices(enough)
             self.seconds += time.perf_counter() - started
             self.rows.append(row | {"seconds": round(self.seconds, 3)})
             if last or self.step % self.settings.checkpoint_every_steps == 0:
                 self.save()
             tau = self.dev.get("dev_anchor_tau")
             fields = {"loss": row["loss"]} if tau is None else {"loss": row["loss"], "dev_anchor_tau": tau}
+            together = self.processes.stop_together()
             try:
                 progress.advance(1, **fields)
             except Interrupted:
+                if not together:
+                    continue  # the others hear of it with the next step
                 self.save()
                 raise
         return self.result()
@@ -205,68 +199,39 @@ class Trainer:
     def train_step(self) -> Row:
         """One optimizer step; returns its row of `curves.csv`."""
         rate = learning_rate(self.step, self.settings)
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = rate
-        batch = self.batch(self.step)
-        denominators = self.summed(self.objective.denominators(batch))
-        self.objective.zero_grad(set_to_none=True)
-        objective, sums, _, _ = self.model(batch, denominators)
-        # DistributedDataParallel averages gradients; the objective of the step is the ranks' sum.
-        self.accelerator.backward(objective * self.accelerator.num_processes)
-        norm = float(self.accelerator.clip_grad_norm_(self.drafter.parameters(), self.settings.clip_norm))
+        norm, sums = self.learner.gradients(self.steps.batches(self.step))
         if not math.isfinite(norm):
             raise StageError(
                 f"training step {self.step + 1}: the gradient is not finite",
                 "lower training.learning_rate, or set training.precision to float32",
             )
-        with fast_products(self.device):
-            for optimizer in self.optimizers:
-                optimizer.step()
+        self.learner.move(rate)
         self.step += 1
-        losses = mean_losses(self.summed(sums.stacked()))
+        losses = mean_losses(sums)
         weights = self.settings.loss
-        total = (
+        loss = (
             weights.cross_entropy * losses["cross_entropy"]
             + weights.l1 * losses["l1"]
             + weights.confidence * losses["confidence"]
         )
         if not self.config.confidence:
             del losses["confidence"]  # an empty cell, not a loss of 0
-        return {"step": self.step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
-
-    def chosen(self, step: int) -> list[int]:
-        """This process's share of the sequences of a step (0-based)."""
-        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
-        return [int(index) for index in self.schedule.sequences_of(step)[share]]
-
-    def step_rows(self, step: int) -> list[TrainingSequence]:
-        """Their rows; reading ahead asks for them from a thread of its own."""
-        return [self.train_sequences[index] for index in self.chosen(step)]
-
-    def batch(self, step: int) -> Batch:
-        """This process's share of the sequences and anchors of a step (0-based)."""
-        chosen = self.chosen(step)
-        anchors = []
-        for index in chosen:
-            mask = response_mask(int(self.schedule.lengths[index]), self.train_sequences[index].prompt_length)
-            key = (self.settings.seed, step, index)
-            anchors.append(draw_anchors(mask, self.settings.anchors_per_sequence, key))
-        sequences = self.ahead.take(step)
-        batch = self.method.batch(sequences, anchors, self.config, self.columns, self.settings.max_length)
-        return batch.to(self.device)
+        return {"step": self.step, "loss": loss, **losses, "gradient_norm": norm, "learning_rate": rate}
 
     def measured(self, dev: DevBatches) -> dict[str, Any]:
         """How the weights do on the dev split as they are."""
-        total = self.summed(dev_sums(self.objective, dev, self.device))
-        return dict(dev_metrics(total, self.config.gamma, confidence=self.config.confidence))
+        with self.processes.gathered(self.learner.model):
+            sums = dev_sums(self.objective, dev, self.device)
+        return dict(dev_metrics(self.processes.summed(sums), self.config.gamma, confidence=self.config.confidence))
 
     def evaluate(self, dev: DevBatches) -> Row:
         """Evaluate on the dev split, keep the weights if they are the best so far; returns columns for `curves.csv`."""
         self.dev = {"step": self.step, **self.measured(dev)}
         if self.best is None or self.dev["dev_anchor_tau"] > self.best.metrics["dev_anchor_tau"]:
-            if self.accelerator.is_main_process:
-                write_best(self.work, self.step, self.weights())
-            self.accelerator.wait_for_everyone()
+            weights = self.learner.weights()
+            if self.processes.first:
+                write_best(self.work, self.step, weights)
+            self.processes.wait()
             self.best = best_weights(self.work, self.step, self.dev)
         return {key: value for key, value in self.dev.items() if key in COLUMNS and key != "step"}
 
@@ -274,7 +239,8 @@ class Trainer:
         """Write a checkpoint of this step unless there is one."""
         if self.saved_at == self.step:
             return
-        if self.accelerator.is_main_process:
+        weights, optimizer = self.learner.weights(), self.learner.optimizer_state()
+        if self.processes.first:
             state = TrainingState(
                 step=self.step,
                 identity=self.identity,
@@ -283,19 +249,19 @@ class Trainer:
                 seconds=self.seconds,
                 best=self.best,
             )
-            write_checkpoint(self.work, state, self.weights(), optimizer_tensors(self.optimizers, self.names))
-        self.accelerator.wait_for_everyone()
+            write_checkpoint(self.work, state, weights, optimizer, self.settings.keep_checkpoints)
+        self.processes.wait()
         self.saved_at = self.step
 
     def restore(self) -> None:
         """Continue from the newest checkpoint in `work`, if there is one."""
         found = read_latest(self.work)
+        self.processes.agree(-1 if found is None else found[0].step, "the newest checkpoint", str(self.work))
         if found is None:
             return
         state, weights, optimizer = found
         check_identity(self.work, state.identity, self.identity)
-        self.drafter.load_state_dict(weights)
-        restore_optimizers(self.optimizers, self.names, optimizer)
+        self.learner.load(weights, optimizer)
         self.step, self.seconds, self.saved_at = state.step, state.seconds, state.step
         self.rows, self.dev, self.best = list(state.rows), state.dev, state.best
 
@@ -303,31 +269,26 @@ class Trainer:
         """The drafter with its best weights, and the metrics."""
         if self.best is None:
             raise RuntimeError("training ended without an evaluation")
-        self.drafter.load_state_dict(read_best(self.work, self.best))
-        drafter = self.drafter.eval().requires_grad_(False)
+        drafter = self.learner.finished(read_best(self.work, self.best))
+        self.processes.wait()  # nobody may remove `work` while others read
         metrics = TrainMetrics(
             geometry=self.config.geometry,
-            trainable_parameters=sum(parameter.numel() for parameter in self.names),
+            trainable_parameters=sum(parameter.numel() for parameter in self.learner.names),
             steps=self.step,
             train_sequences=len(self.train_sequences),
-            train_tokens=int(self.schedule.lengths.sum()),
+            train_tokens=int(self.steps.schedule.lengths.sum()),
             skipped_sequences=self.skipped,
             dev_sequences=len(self.dev_sequences),
             draft_vocab_size=self.config.proposed_vocab_size,
             draft_vocab_coverage=coverage(self.dev_sequences, self.columns),
             precision="bfloat16" if self.low_precision else "float32",
-            drawn_sequences=self.schedule.drawn(self.step),
+            drawn_sequences=self.steps.schedule.drawn(self.step),
             initial=None if self.before is None else DevMetrics.model_validate(self.before),
             best=DevMetrics.model_validate(self.best.metrics),
             final=DevMetrics.model_validate(self.dev),
         )
-        return TrainingResult(drafter, metrics, self.rows, self.seconds)
+        return TrainingResult(drafter, metrics, self.rows, self.seconds, self.processes.first)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The trained parameters by name, on the CPU."""
-        return {name: value.detach().cpu().contiguous() for name, value in self.drafter.state_dict().items()}
-
-    def summed(self, value: Tensor) -> Tensor:
-        """A tensor summed over processes."""
-        total: Tensor = self.accelerator.reduce(value, reduction="sum")
-        return total
+    def suffices(self, enough: Enough | None) -> bool:
+        """Whether the last evaluation ends training."""
+        return enough is not None and bool(self.dev) and enough(self.dev)

@@ -4,6 +4,9 @@ The stage works in `.dspark/work/<stage>/<input digest>/`: `paths.work` survives
 with the same inputs; `paths.out` becomes the stage's output by one rename when `main` returns. DVC deletes outputs
 before it runs a command and records them after it, so a copy of a finished output is kept until it is recorded: a
 kill in between costs nothing.
+
+Under torchrun or `accelerate launch` every process runs `main`; the one of rank 0 does everything else, and only what
+it writes counts.
 """
 
 from __future__ import annotations
@@ -165,7 +168,7 @@ def reported(name: str, key: str, work: Callable[[Progress], list[str]]) -> int:
     result = _result(name, key, failure, outputs, time.monotonic() - started)
     if failure is not None:
         _print(result, failure)
-    if run is not None:
+    if run is not None and not _follows():
         try:
             write_model(result_path(run, name, key), result)
         except OSError as reason:
@@ -183,6 +186,10 @@ def _execute(name: str, key: str, main: Main, progress: Progress) -> str:
     staged = folder / "out" / Path(output).name
     paths = StagePaths(workspace, spec, key, entry, out=staged, work=folder / "state")
     kept = folder / finished.FOLDER
+    if _follows():
+        if not finished.intact(kept, staged.name):
+            main(settings, paths, Progress())
+        return output
     if kept.exists() and not finished.intact(kept, staged.name):
         progress.note(f"the finished output of {name} that was kept is damaged: it is made again")
         shutil.rmtree(kept, ignore_errors=True)
@@ -302,6 +309,11 @@ def _stop_with_the_run(interval_seconds: float = 0.5) -> None:
         request_stop()
 
     threading.Thread(target=watch, daemon=True, name="watch-run").start()
+
+
+def _follows() -> bool:
+    """True in all processes of a distributed launch but the first; torchrun and accelerate set the variable."""
+    return os.environ.get("RANK", "0") != "0"
 
 
 def _progress(name: str, key: str) -> Progress:

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from dspark.config.models import TrainingSettings
+from dspark.corpus.sequences import TokenSequence
 from dspark.drafters.config import DrafterConfig
+from dspark.features.sources import FeatureRow, StoredFeatures
+from dspark.features.store import shard_key, write_shard
 
 VOCAB, WIDTH = 24, 16
 
@@ -83,3 +86,35 @@ def make_settings():
         return TrainingSettings(**fields | changes)
 
     return make
+
+
+@pytest.fixture
+def store_entries(tmp_path):
+    """Write sequences to `store` in shards of three."""
+
+    def store(rows):
+        entries = []
+        for start in range(0, len(rows), 3):
+            part = rows[start : start + 3]
+            sequences = [
+                TokenSequence(f"{start + n}", "d", row.token_ids.tolist(), row.prompt_length, "stop")
+                for n, row in enumerate(part)
+            ]
+            names = ("taps", "last_hidden", "logsumexp")
+            tensors = {name: torch.cat([getattr(row, name) for row in part]) for name in names}
+            key = shard_key("0" * 64, (0, 1), "float32", sequences)
+            entries.append(write_shard(tmp_path / "store", key, sequences, tensors))
+        return entries
+
+    return store
+
+
+@pytest.fixture
+def store_rows(store_entries, tmp_path):
+    """The same sequences, on disk."""
+
+    def store(rows):
+        source = StoredFeatures(store_entries(rows), tmp_path / "store")
+        return [FeatureRow(source, index) for index in range(len(source))]
+
+    return store

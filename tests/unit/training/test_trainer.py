@@ -8,12 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dspark.corpus.sequences import TokenSequence
 from dspark.drafters.checkpoint import read_checkpoint
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.errors import DataError, Interrupted, SettingsError, StageError
-from dspark.features.sources import FeatureRow, StoredFeatures
-from dspark.features.store import shard_key, write_shard
 from dspark.io.progress import Progress
 from dspark.training.optimisation import KeepFloat32, fast_products, learning_rate, make_optimizers
 from dspark.training.resume import read_latest
@@ -342,37 +339,15 @@ def test_the_learning_rate_warms_up_and_falls_to_zero(make_settings):
 def test_each_process_takes_its_share_of_the_same_step(config, target, make_sequences, make_settings, tmp_path):
     rows = make_sequences(9)
     trainer = Trainer(config, *target, rows, rows, make_settings(), tmp_path)
-    whole = trainer.batch(5)
-    state = SimpleNamespace(num_processes=2, process_index=0)
-    trainer.accelerator = state
-    first = trainer.batch(5)
-    state.process_index = 1
-    second = trainer.batch(5)
-    labels = torch.cat([first.targets.labels, second.targets.labels])
-    assert len(first.anchors) == len(second.anchors) == 2
+    (whole,) = trainer.steps.batches(5)
+    trainer.processes.count = 2
+    halves = []
+    for index in range(2):
+        trainer.processes.index = index
+        halves += trainer.steps.batches(5)
+    labels = torch.cat([half.targets.labels for half in halves])
+    assert [len(half.packing.blocks) for half in halves] == [2, 2]
     assert sorted(labels.tolist()) == sorted(whole.targets.labels.tolist())
-
-
-@pytest.fixture
-def store_rows(tmp_path):
-    """The same sequences, in shards of three on disk."""
-
-    def store(rows):
-        entries = []
-        for start in range(0, len(rows), 3):
-            part = rows[start : start + 3]
-            sequences = [
-                TokenSequence(f"{start + n}", "d", row.token_ids.tolist(), row.prompt_length, "stop")
-                for n, row in enumerate(part)
-            ]
-            names = ("taps", "last_hidden", "logsumexp")
-            tensors = {name: torch.cat([getattr(row, name) for row in part]) for name in names}
-            key = shard_key("0" * 64, (0, 1), "float32", sequences)
-            entries.append(write_shard(tmp_path / "store", key, sequences, tensors))
-        source = StoredFeatures(entries, tmp_path / "store")
-        return [FeatureRow(source, index) for index in range(len(source))]
-
-    return store
 
 
 def test_training_from_the_store_is_training_from_memory(
@@ -401,3 +376,64 @@ def test_a_budget_too_small_for_a_step_is_refused(config, target, make_sequences
     rows = store_rows(make_sequences(9))
     with pytest.raises(SettingsError, match=r"store\.read_budget_mib"):
         train(config, *target, rows, rows[:2], make_settings(), tmp_path / "work", read_budget=1000)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_in_parts_is_the_same_step(
+    config, target, make_sequences, make_settings, tmp_path, processor_flags, precision
+):
+    """Denominators are those of the whole step, and gradients are summed in float32 whatever is computed in."""
+    processor_flags("avx512_bf16")
+    rows, found = make_sequences(9), []
+    for parts in (1, 2, 4):
+        settings = make_settings(accumulation=parts, precision=precision)
+        trainer = Trainer(config, *target, rows, rows, settings, tmp_path)
+        assert trainer.low_precision == (precision == "bfloat16")
+        assert len(trainer.steps.batches(0)) == parts
+        norm, sums = trainer.learner.gradients(trainer.steps.batches(0))
+        gradients = {name: parameter.grad for parameter, name in trainer.learner.names.items()}
+        assert {value.dtype for value in (*gradients.values(), *trainer.learner.names)} == {torch.float32}
+        found.append((norm, sums, gradients))
+    for norm, sums, gradients in found[1:]:
+        rounding = 1e-6 if precision == "float32" else 1e-2
+        assert norm == pytest.approx(found[0][0], rel=rounding)
+        assert torch.allclose(sums, found[0][1], rtol=rounding)
+        for name, value in gradients.items():
+            assert (value - found[0][2][name]).norm() <= rounding * value.norm(), name
+
+
+def test_a_step_needs_a_sequence_for_every_part(run, tmp_path):
+    with pytest.raises(SettingsError, match="4 sequences a step cannot be shared by 1 processes"):
+        run(tmp_path, accumulation=5)
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_as_many_checkpoints_are_kept_as_are_asked_for(run, tmp_path, keep):
+    run(tmp_path, keep_checkpoints=keep)
+    kept = sorted(path.name for path in tmp_path.glob("step-*"))
+    assert kept == ["step-000002", "step-000004", "step-000006"][-keep:]
+
+
+def test_a_run_goes_on_in_other_parts_and_with_other_retention(run, tmp_path):
+    with pytest.raises(Interrupted):
+        run(tmp_path, StopAfter(3))
+    again = StopAfter(99)
+    run(tmp_path, again, accumulation=2, keep_checkpoints=1)
+    assert len(again.fields) == 3
+
+
+def test_training_ends_before_its_last_step_when_an_evaluation_is_enough(
+    config, target, make_sequences, make_settings, tmp_path
+):
+    arguments = (config, *target, make_sequences(9), make_sequences(4, seed=1), make_settings(), tmp_path)
+    seen = []
+
+    def enough(metrics):
+        seen.append(metrics["step"])
+        return metrics["step"] == 4
+
+    result = train(*arguments, enough=enough)
+    assert (result.metrics.steps, seen) == (4, [2, 4])
+    again = StopAfter(1)
+    assert same(train(*arguments, again, enough=enough).drafter.state_dict(), result.drafter.state_dict())
+    assert again.fields == []

@@ -343,3 +343,26 @@ def test_a_stage_whose_run_was_killed_stops_by_itself(workspace: Workspace) -> N
     owner.kill()
     owner.wait()
     assert child.wait(timeout=20) == 130
+
+
+def test_of_many_processes_only_the_first_leaves_output_and_result(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun all of them run `main`; once there is a finished copy, none of them does."""
+    ranks: list[str] = []
+
+    def main(settings: ExportInputs, paths: StagePaths, progress: Progress) -> None:
+        ranks.append(os.environ["RANK"])
+        if os.environ["RANK"] == "0":
+            (paths.out / "made.txt").write_text("whole")
+
+    monkeypatch.setenv("RANK", "1")
+    assert run_stage("export", "b", main) == 0
+    assert not (workspace.root / "builds/b/export").exists()
+    assert read_result(workspace.runs / "r1", "export", "b") is None
+    monkeypatch.setenv("RANK", "0")
+    assert run(workspace, main).status == "ran"
+    assert (workspace.root / "builds/b/export/made.txt").read_text() == "whole"
+    monkeypatch.setenv("RANK", "1")
+    assert run_stage("export", "b", main) == 0
+    assert ranks == ["1", "0"]
