@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
     "status": ("dspark.cli.status", "status", "Show how the newest run stands, from any terminal"),
     "targets": ("dspark.cli.targets", "targets", "List, show, add, fetch and export targets"),
+    "overfit": ("dspark.cli.overfit", "overfit", "Let a drafter learn a handful of answers: a new target's first test"),
     "import": ("dspark.cli.import_drafter", "import_drafter", "Take a released drafter into a build without training"),
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "store": ("dspark.cli.store", "store", "What lies in the stores; remove what nothing names, find damage"),
