@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -19,50 +20,74 @@ _SWITCHES = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "ma
 
 def missing() -> str | None:
     """What must be installed first, or None."""
-    if _programs() is None:
+    if programs() is None:
         return "PostgreSQL's server is not installed: apt-get install postgresql"
     if find_spec("psycopg2") is None:
         return "psycopg2 is not installed: pip install 'dspark[postgres]'"
     return None
 
 
-@contextmanager
-def cluster() -> Iterator[str]:
-    """Run a server; yields the address of its databases, to which a name is added."""
-    programs = _programs()
-    assert programs is not None
-    folder = Path(tempfile.mkdtemp(prefix="dspark-postgres-"))
-    data = folder / "data"
-    data.mkdir()
-    as_user: dict[str, str] = {}
-    if os.geteuid() == 0:
-        for path in (folder, data):
-            shutil.chown(path, USER)
-        as_user = {"user": USER, "group": USER}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (folder / "log").open("wb")
-    try:
-        _call(
-            programs / "initdb", "-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync", cwd=folder, **as_user
-        )
+class Cluster:
+    """A server that can go away and come back with what it holds.
+
+    Attributes:
+        address: of its databases, to which a name is added.
+    """
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self._programs, self._folder = programs, folder
+        self._port = _free_port()
+        self._user: dict[str, str] = {}
+        self._server: subprocess.Popen[bytes] | None = None
+        self.address = f"postgresql+psycopg2://{USER}@127.0.0.1:{self._port}/"
+
+    def make(self) -> None:
+        data = self._folder / "data"
+        data.mkdir()
+        if os.geteuid() == 0:
+            for path in (self._folder, data):
+                shutil.chown(path, USER)
+            self._user = {"user": USER, "group": USER}
+        options = ("-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync")
+        _call(self._programs / "initdb", "-D", data, *options, cwd=self._folder, **self._user)
+
+    def start(self) -> None:
         switches = [part for name, value in _SWITCHES.items() for part in ("-c", f"{name}={value}")]
-        server = subprocess.Popen(
-            [programs / "postgres", "-D", data, "-p", str(port), *switches],
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            **as_user,
-        )
-        try:
-            _wait(programs, port, server, folder / "log")
-            yield f"postgresql+psycopg2://{USER}@127.0.0.1:{port}/"
-        finally:
-            server.send_signal(2)  # SIGINT: end connections and stop
-            server.wait(60)
+        with (self._folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [self._programs / "postgres", "-D", self._folder / "data", "-p", str(self._port), *switches],
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                **self._user,  # type: ignore[call-overload]
+            )
+        ready = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self._port)]
+        deadline = time.monotonic() + 60
+        while subprocess.run(ready).returncode != 0:
+            waits = self._server.poll() is None and time.monotonic() < deadline
+            assert waits, (self._folder / "log").read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)  # ends connections and stops
+            self._server.wait(60)
+            self._server = None
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """Run a server."""
+    found = programs()
+    assert found is not None
+    folder = Path(tempfile.mkdtemp(prefix="dspark-postgres-"))
+    made = Cluster(found, folder)
+    try:
+        made.make()
+        made.start()
+        yield made
     finally:
-        log.close()
+        made.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -80,7 +105,7 @@ def database(address: str, name: str) -> Iterator[str]:
     yield f"{address}{name}"
 
 
-def _programs() -> Path | None:
+def programs() -> Path | None:
     """The folder of the newest server's programs; Debian keeps them off the path."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if found:
@@ -89,14 +114,12 @@ def _programs() -> Path | None:
     return Path(on_path).resolve().parent if on_path else None
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def _call(*command: object, **more: object) -> None:
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **more)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr
-
-
-def _wait(programs: Path, port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
-    deadline = time.monotonic() + 60
-    while subprocess.run(ready).returncode != 0:
-        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)

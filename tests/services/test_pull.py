@@ -5,16 +5,11 @@ Published and asked with the released MLflow and boto3; only the services are th
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import fake_build
+import mlflow_server
 import pytest
 
 from dspark.errors import IntegrityError, ServiceError, SettingsError
@@ -28,12 +23,6 @@ from dspark.registry.pull import pull
 from dspark.registry.signing import register_signature
 
 ADDRESS = "models:/dspark-demo@candidate"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _asked_for() -> None:
-    if not os.environ.get("DSPARK_TEST_SERVICES"):
-        pytest.skip("starts services: make test-services")
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -59,64 +48,13 @@ def another(tmp_path_factory) -> Path:
     return made(tmp_path_factory.mktemp("another"), "61.0")
 
 
-def free_port() -> int:
-    with socket.socket() as endpoint:
-        endpoint.bind(("127.0.0.1", 0))
-        return int(endpoint.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def s3():
-    """An S3 server on loopback, with one bucket; the environment names it to MLflow and boto3."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = "http://{}:{}".format(*server.get_host_and_port())
-    settings = {
-        "MLFLOW_S3_ENDPOINT_URL": address,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=address)
-        client.create_bucket(Bucket="models")
-        yield client
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, s3):
+def server(tmp_path_factory, asked_for):
     """`mlflow server` as it comes, which hands out artifacts of a folder."""
     root = tmp_path_factory.mktemp("server")
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}", "--artifacts-destination", str(root / "artifacts")),
-    ]
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with (root / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=root, env=os.environ | quiet, stdout=log, stderr=log)
-        try:
-            yield _ready(f"http://127.0.0.1:{port}", process, root / "log")
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
-
-
-def _ready(address: str, process: subprocess.Popen, log: Path) -> str:
-    for _ in range(600):
-        assert process.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=1):
-                return address
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(log.read_text())
+    place = ("--backend-store-uri", f"sqlite:///{root / 'mlflow.db'}", "--artifacts-destination")
+    with mlflow_server.mlflow_server(root, *place, str(root / "artifacts")) as address:
+        yield address
 
 
 def client(server):
@@ -181,7 +119,7 @@ def test_a_bucket_that_is_not_there_or_out_of_reach_is_a_failed_service(s3, tmp_
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", "nonsense")
     with pytest.raises(SettingsError, match="MLFLOW_S3_ENDPOINT_URL"):
         artifacts.artifacts_at("s3://models/x", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{mlflow_server.free_port()}")
     store = artifacts.artifacts_at("s3://models/x", "http://127.0.0.1:9")
     with pytest.raises(ServiceError, match="Could not connect"), store.open("y"):
         pass
