@@ -56,13 +56,25 @@ def test_who_publishes_cannot_promote_and_who_serves_can_only_read(server, tmp_p
 
     log_in(ADMIN)
     accounts = get_app_client("basic-auth", tracking_uri=server)
-    for name in ("publisher", "promoter", "reader"):
+    for name in ("publisher", "promoter", "reader", "blue"):
         accounts.create_user(name, f"the password of {name}")
 
     log_in("publisher")
     assert push(made, root, server).version == "1"
     log_in(ADMIN)
     accounts.grant_user_permission("promoter", "registered_model", "dspark-demo", "EDIT")
+
+    # Another team's publisher: the experiment belongs to whose runs were the first.
+    (tmp_path / "theirs").mkdir()
+    blue = package(tmp_path / "blue", "63.0", "blue")
+    log_in("blue")
+    with pytest.raises(ServiceError):
+        push(blue, tmp_path / "theirs", server, "blue")
+    log_in(ADMIN)
+    experiment = MlflowClient(server, server).get_experiment_by_name("dspark").experiment_id
+    accounts.grant_user_permission("blue", "experiment", experiment, "EDIT")
+    log_in("blue")
+    assert push(blue, tmp_path / "theirs", server, "blue").version == "1"
 
     log_in("reader")
     with pytest.raises(ServiceError):
