@@ -97,7 +97,7 @@ def test_from_s3(server, s3, another, tmp_path):
     manifest = pull(ADDRESS, tmp_path / "p", tracking_uri=server)
     assert tree(tmp_path / "p") == tree(another) and manifest == read_manifest(another)
 
-    keys = [item["Key"] for item in s3.list_objects_v2(Bucket="models")["Contents"]]
+    keys = [item["Key"] for item in s3.list_objects_v2(Bucket="models", Prefix="some where/")["Contents"]]
     (weights,) = (key for key in keys if key.endswith("drafter/model.safetensors"))
     good = s3.get_object(Bucket="models", Key=weights)["Body"].read()
     for bad in (good[:-1] + bytes([good[-1] ^ 1]), None):
