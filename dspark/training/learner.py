@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dspark.config.models import TrainingSettings
 from dspark.drafters.base import Drafter
@@ -86,11 +86,13 @@ class Learner:
             parameter.copy_(placed(weights[name], parameter))
         restore_optimizers(self.optimizers, self.names, optimizer)
 
-    def finished(self, weights: dict[str, Tensor]) -> Drafter:
-        """The drafter with these weights, in one piece again, in eval mode; training is over."""
-        if self.processes.sharded:
-            for module in self.drafter.modules():
-                for name, parameter in list(module.named_parameters(recurse=False)):
-                    setattr(module, name, nn.Parameter(torch.empty(parameter.shape, device=self.processes.device)))
-        self.drafter.load_state_dict(weights)
-        return self.drafter.eval().requires_grad_(False)
+    def finished(self, weights: dict[str, Tensor], new: Callable[[], Drafter]) -> Drafter:
+        """The drafter with these weights, in one piece, in eval mode; training is over.
+
+        Args:
+            new: makes another drafter of the same architecture. One whose weights were spread stays bound to its
+                processes, hooks and all.
+        """
+        drafter = new().to(self.processes.device) if self.processes.sharded else self.drafter
+        drafter.load_state_dict(weights)
+        return drafter.eval().requires_grad_(False)

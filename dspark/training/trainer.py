@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,8 @@ class Trainer:
                 known=None if initial is None else initial.known_tokens,
             )
         self.columns = None if ids is None else draft_columns(ids, config.vocab_size)
-        drafter = build_drafter(config, embedding, head, ids, seed=settings.seed)
+        self.new = partial(build_drafter, config, embedding, head, ids, seed=settings.seed)
+        drafter = self.new()
         if initial is None:
             self.method.initialise(drafter, self.train_sequences, self.columns, seed=settings.seed)
         else:
@@ -269,7 +271,7 @@ class Trainer:
         """The drafter with its best weights, and the metrics."""
         if self.best is None:
             raise RuntimeError("training ended without an evaluation")
-        drafter = self.learner.finished(read_best(self.work, self.best))
+        drafter = self.learner.finished(read_best(self.work, self.best), self.new)
         self.processes.wait()  # nobody may remove `work` while others read
         metrics = TrainMetrics(
             geometry=self.config.geometry,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +131,14 @@ def test_drafters_without_heads_are_handed_on_and_measured_as_their_kind(
     write_union(tmp_path / "union", read, RECORD, dtype="float32")
     again = read_released(tmp_path / "union", RECORD, *target)
     assert again.config == headless and again.state_dict().keys() == drafter.state_dict().keys()
+
+
+def test_of_many_processes_only_the_first_writes(imported, target, make_sequences, make_settings, tmp_path):
+    folder, files = imported()
+    taken = take_over(folder, files, *target, RECORD, make_sequences(4, seed=1), make_settings())
+    assert taken.first  # of one
+    replace(taken, first=False).write(tmp_path / "out", RECORD)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_metrics_say_imported_and_name_no_step_and_no_training_loss(
