@@ -162,7 +162,7 @@ def print_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None 
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `1 h 05 min`."""
+    """`0.4 s`, `12 s`, `3 min 20 s`, `1 h 05 min`, `12 days`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:
@@ -171,17 +171,17 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
+    return f"{hours} h {minutes:02d} min" if hours < 100 else f"{round(hours / 24):,} days"
 
 
 def size(count: int) -> str:
-    """`512 B`, `6.9 kB`, `93 MB`, `1.2 GB`."""
+    """`512 B`, `6.9 kB`, `93 MB`, `1.2 GB`, `38.1 TB`."""
     value = float(count)
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
             return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
-    return f"{value:.1f} GB"
+    return f"{value:.1f} TB"
 
 
 def short(path: Path) -> str:

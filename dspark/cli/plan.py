@@ -23,6 +23,10 @@ from dspark.cli.options import (
 @click.command()
 @which_build
 @click.option("--settings", is_flag=True, help="Show every setting of the build instead, and where it comes from.")
+@click.option(
+    "--estimate", is_flag=True, help="Show tokens, bytes, memory and time instead, before anything is fetched or run."
+)
+@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="With --estimate: of so many tokens.")
 @as_json
 @click.pass_context
 def plan(
@@ -31,16 +35,28 @@ def plan(
     build: str | None,
     flags: tuple[str, ...],
     settings: bool,
+    estimate: bool,
+    tokens: int | None,
     json_output: bool,
 ) -> None:
     """Show which stages a run would do and why, what they took last time and what they leave."""
     from dspark.workspace.plan import plan as make_plan
     from dspark.workspace.run import resolve_request
 
+    if settings and estimate:
+        raise click.UsageError("--settings and --estimate show different things: give one of them")
+    if tokens is not None and not estimate:
+        raise click.UsageError("--tokens goes with --estimate")
     workspace = workspace_of(context)
     pipeline = resolve_request(workspace, request_of(target, build, flags))
     if settings:
         _print_settings(pipeline.chosen.rows(), json_output)
+        return
+    if estimate:
+        from dspark.cli.estimate import print_estimate
+        from dspark.workspace.estimate import estimate as make_estimate
+
+        print_estimate(make_estimate(workspace, pipeline.chosen, tokens), json_output=json_output)
         return
     found = make_plan(workspace, pipeline)
     if json_output:

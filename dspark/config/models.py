@@ -77,6 +77,12 @@ class Sampling(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
+SIZE_KEYS = (
+    *("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size", "tie_word_embeddings"),
+)
+
+
 class TargetSpec(Settings):
     """`pipeline/targets/<name>.yaml`."""
 
@@ -89,6 +95,17 @@ class TargetSpec(Settings):
     mask_token_id: int | None = None  # an id that never occurs in text; None: found in the tokenizer
     sampling: Sampling = Sampling()  # recommended by the model's authors
     thinking_mode: Literal["none", "off", "on"] = "none"
+    # What its config.json says of its size, for `dspark plan --estimate` before anything is fetched. Held against the
+    # model at fetch. No stage reads it, so no stage runs again because of it.
+    config: dict[str, Any] | None = Field(default=None, exclude=True)
+
+    @model_validator(mode="after")
+    def _sized(self) -> TargetSpec:
+        # Defaults of a class would say something of another model.
+        absent = [key for key in SIZE_KEYS if self.config is not None and key not in self.config]
+        if absent:
+            raise ValueError(f"config lacks {', '.join(absent)}")
+        return self
 
 
 # ---------------------------------------------------------------- domains

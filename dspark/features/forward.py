@@ -21,7 +21,7 @@ from dspark.targets.record import TargetRecord
 from dspark.targets.sampling import log_normaliser
 
 BATCH_TOKENS = 4096
-_LOGITS_BYTES = 64 << 20  # float32 logits held at a time
+LOGITS_BYTES = 64 << 20  # float32 logits held at a time
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
 
 def _log_normalisers(target: Target, last_hidden: Tensor) -> Tensor:
     """logsumexp over the whole vocabulary of the float32 cast of the target's logits, [S, d] -> float32 [S]."""
-    rows = max(1, _LOGITS_BYTES // (4 * target.record.vocab_physical))
+    rows = max(1, LOGITS_BYTES // (4 * target.record.vocab_physical))
     return torch.cat([log_normaliser(target.logits(chunk)) for chunk in torch.split(last_hidden, rows)])
 
 

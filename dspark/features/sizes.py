@@ -18,3 +18,12 @@ def bytes_per_token(hidden_size: int, taps: int, dtype: str) -> int:
     """What a token of features takes on disk: taps, last hidden state, their scales, logsumexp and the id."""
     scales = taps + last_hidden_groups(hidden_size) if dtype in COMPRESSED else 0
     return hidden_size * (taps + 1) * _SIZES[dtype] + scales * _SCALE_BYTES + 4 + 8
+
+
+def deepspec_bytes_per_token(hidden_size: int, taps: int) -> int:
+    """The same of DeepSpec's target cache, for comparison: 6 + 2 d (m + 1).
+
+    An id of 4 bytes, two masks of 1, bfloat16 taps and last hidden state (deepspec.md, section 3.2). Ours has the
+    logsumexp over the whole vocabulary (4 bytes) and an id of 8 bytes instead, and scales where it is compressed.
+    """
+    return 6 + 2 * hidden_size * (taps + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from dspark.errors import DataError, PreflightError, SettingsError
 from dspark.io.digest import digest_bytes
 from dspark.io.jsonfile import strict_loads, validation_text
 from dspark.targets.catalogue import read_optional_json
+from dspark.targets.completion import complete
 from dspark.targets.ends import read_weight
 from dspark.targets.layout import TOKENIZER, check_folder
 from dspark.targets.loading import load_tokenizer, tensor_digest
 from dspark.targets.record import TargetRecord, public_id, public_source, spread_taps
+from dspark.targets.shape import differences, shape_of
 from dspark.targets.shelf import Listing, Origin
 from dspark.targets.template import ChatTemplate
 from dspark.targets.traits import FAMILIES, HEAD, unsupported
@@ -52,6 +55,7 @@ def describe(spec: TargetSpec, folder: Path, origin: Origin, listing: Listing) -
     if mistake := unsupported(strict_loads(whole.to_json_string(use_diff=False))):
         raise PreflightError(f"target {spec.name!r}: {mistake}")
     family, config = FAMILIES[whole.model_type], whole.get_text_config()
+    require_declared(spec, _plain(config))
     tokenizer = load_tokenizer(folder)
     try:
         ChatTemplate(tokenizer, spec.thinking_mode).encode_chat([{"role": "user", "content": "Hello"}])
@@ -102,6 +106,21 @@ def describe(spec: TargetSpec, folder: Path, origin: Origin, listing: Listing) -
             f"pipeline/targets/{spec.name}.yaml does not fit the model: {validation_text(error)}",
             f"dspark targets show {spec.name}",
         ) from None
+
+
+def require_declared(spec: TargetSpec, text: Mapping[str, Any]) -> None:
+    """Refuse a model of another size than the catalogue declares.
+
+    Args:
+        text: the text part of its config, complete.
+    Raises:
+        SettingsError: names what differs, with both values.
+    """
+    if spec.config is None:
+        return
+    where = f"pipeline/targets/{spec.name}.yaml: config"
+    if wrong := differences(shape_of(complete(spec.config, where)), shape_of(text)):
+        raise SettingsError(f"{where}: {'; '.join(wrong)}", "correct it, or leave config out")
 
 
 def find_mask_token(tokenizer: Any, vocab_physical: int) -> int | None:

@@ -19,7 +19,7 @@ from dspark.targets.cache import ColumnCache
 from dspark.targets.loading import Target
 from dspark.targets.sampling import draw
 
-_PREFILL_TOKENS = 8192  # padded prompt tokens per forward pass, which bounds the memory of long prompts
+PREFILL_TOKENS = 8192  # padded prompt tokens per forward pass, which bounds the memory of long prompts
 _DROP_SHARE = 1 / 8  # finished rows are dropped once they are this share of the batch: they cost like the others
 
 
@@ -140,7 +140,7 @@ def _prefill(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) 
     itself = torch.zeros_like(causal)
     itself[..., shared:] = torch.eye(width, dtype=torch.bool, device=device)
     last = []
-    step = max(1, _PREFILL_TOKENS // width)
+    step = max(1, PREFILL_TOKENS // width)
     for start in range(0, count, step):
         chosen = slice(start, min(start + step, count))
         cache.look_at(chosen)

@@ -35,14 +35,15 @@ def test_a_progress_line_says_how_far_how_fast_and_how_long() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (89, "89 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")],
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (89, "89 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"), (1e7, "116 days")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(512, "512 B"), (6900, "6.9 kB"), (93_000_000, "93 MB"), (1.2e9, "1.2 GB")]
+    ("count", "text"),
+    [(512, "512 B"), (6900, "6.9 kB"), (93_000_000, "93 MB"), (1.2e9, "1.2 GB"), (38.1e12, "38.1 TB")],
 )
 def test_sizes(count: int, text: str) -> None:
     assert size(count) == text

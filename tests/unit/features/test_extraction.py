@@ -65,7 +65,7 @@ def test_stored_features_are_the_targets_own_whatever_the_padding(target, corpus
 
 def test_logits_in_chunks_give_the_same_normalisers(target, corpus, settings, tmp_path, monkeypatch):
     whole = extract(target, corpus, settings, tmp_path / "a")
-    monkeypatch.setattr(forward, "_LOGITS_BYTES", 3 * 4 * 280)
+    monkeypatch.setattr(forward, "LOGITS_BYTES", 3 * 4 * 280)
     chunked = extract(target, corpus, settings, tmp_path / "b")
     for a, b in zip(read_split(whole, "dev", tmp_path / "a"), read_split(chunked, "dev", tmp_path / "b"), strict=True):
         torch.testing.assert_close(a.logsumexp, b.logsumexp, rtol=1e-6, atol=1e-6, equal_nan=True)

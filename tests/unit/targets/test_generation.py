@@ -44,7 +44,7 @@ def test_one_prompt_that_begins_another_keeps_a_token_of_its_own(target):
 
 def test_long_prompts_are_run_in_groups(target, monkeypatch):
     expected = [row.token_ids for row in run(target)]
-    monkeypatch.setattr(generation, "_PREFILL_TOKENS", 10)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 10)
     assert [row.token_ids for row in run(target)] == expected
 
 
