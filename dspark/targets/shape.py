@@ -167,11 +167,14 @@ def shape_of(config: Mapping[str, Any]) -> TargetShape:
 
 
 def differences(declared: TargetShape, real: TargetShape) -> list[str]:
-    """What a declared shape says otherwise than the real one; each names both values. Empty if they agree."""
+    """What a declared shape says otherwise than the real one; each names both values. Empty if they agree.
+
+    Two model types with the same layout agree: families are released under several names.
+    """
     found = [
         f"{field.name} is declared as {getattr(declared, field.name)}, the model's is {getattr(real, field.name)}"
         for field in fields(TargetShape)
-        if field.name != "layers" and getattr(declared, field.name) != getattr(real, field.name)
+        if field.name not in ("layers", "model_type") and getattr(declared, field.name) != getattr(real, field.name)
     ]
     if len(declared.layers) != len(real.layers):
         count = len(declared.layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from dspark.config.models import (
     ResponseSettings,
     TrainingSettings,
 )
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.kinds import build_drafter
 from dspark.drafters.sizes import drafter_size
 from dspark.features.sizes import deepspec_bytes_per_token
 from dspark.profiling import estimate
@@ -23,7 +26,9 @@ from dspark.profiling.estimate import Chunks, Job, Rates, SplitTokens
 from dspark.profiling.rates import measure_rates
 from dspark.targets.catalogue import read_target
 from dspark.targets.completion import complete
-from dspark.targets.shape import shape_of
+from dspark.targets.shape import LayerShape, TargetShape, shape_of
+from dspark.training.anchors import draw_anchors, response_mask
+from dspark.training.methods import method_of
 
 CATALOGUE = Path(__file__).parents[3] / "pipeline/targets"
 PAPER = 1_240_000_000  # tokens of DeepSpec's corpus (deepspec.md, section 3.2)
@@ -178,3 +183,76 @@ def test_this_machine_is_measured():
     rates = measure_rates(job_of("smollm2-135m", dtype="float32", precision="float32"), seconds=0.02)
     assert rates.flops == rates.training_flops > 1e8
     assert rates.bytes_per_second == rates.training_bytes_per_second > 1e8
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_activations_are_about_what_autograd_keeps(precision):
+    length, prompt, width, vocab = 200, 40, 128, 600
+    layer = LayerShape(4, 2, 32, intermediate_size=384)
+    shape = TargetShape("llama", width, vocab, True, 384, (layer,) * 8)
+    block = DrafterSettings(layers=3, gamma=7, markov={"rank": 16})
+    training = TrainingSettings(steps=1, sequences_per_step=4, anchors_per_sequence=32, precision=precision)
+    corpus = CorpusSettings(
+        name="c", target="t", domains=("math",), responses=ResponseSettings(max_new_tokens=length - prompt)
+    )
+    job = job_of(
+        shape=shape,
+        drafter=drafter_size(shape, 5, block),
+        block=block,
+        training=training,
+        corpus=corpus,
+        longest=length,
+        longest_prompt=prompt,
+        precision=precision,
+    )
+    config = DrafterConfig(
+        gamma=7,
+        layers=3,
+        taps=(1, 2, 3, 4, 5),
+        mask_token_id=4,
+        hidden_size=width,
+        intermediate_size=384,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        rms_norm_eps=1e-5,
+        rope={"rope_type": "default", "rope_theta": 1e4},
+        max_position=512,
+        vocab_size=vocab,
+        markov_rank=16,
+        target_model_type="llama",
+        num_target_layers=8,
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def sequence(number):
+        return SimpleNamespace(
+            id=str(number),
+            domain="math",
+            token_ids=torch.randint(10, vocab, (length,), generator=generator),
+            prompt_length=prompt,
+            taps=torch.randn(length, 5 * width, generator=generator).bfloat16(),
+            last_hidden=torch.randn(length, width, generator=generator).bfloat16(),
+            logsumexp=torch.full((length,), 9.0),
+            feature_bytes=length * 6 * width * 2,
+        )
+
+    ends = 0.02 * torch.randn(vocab, width, generator=generator)
+    rows = [sequence(number) for number in range(4)]
+    drafter, method = build_drafter(config, ends, ends), method_of(config)
+    objective = method.objective(drafter, training.loss, low_precision=precision == "bfloat16")
+    mask = response_mask(length, prompt)
+    batch = method.batch(rows, [draw_anchors(mask, 32, (0, number)) for number in range(4)], config, None, 512)
+    weights = {value.untyped_storage().data_ptr() for value in drafter.state_dict(keep_vars=True).values()}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def pack(value):
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = (storage.nbytes(), value)  # held, so that no address is used twice
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        objective(batch, objective.denominators(batch))
+    held = sum(size for size, _ in kept.values())
+    assert 0.8 < estimate.training_memory(job)["activations"] / held < 1.4

@@ -136,6 +136,9 @@ def test_differences_name_both_values():
     found = differences(one, other)
     assert "intermediate_size is declared as 48, the model's is 64" in found
     assert "kv_heads of layer 0 is declared as 2, the model's is 4" in found
+    text = {**BASE, **CONFIGS["gemma4_unified"]}
+    plain = {**text, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0}  # the same model's other name
+    assert differences(shape_of(complete(text, "")), shape_of(complete(plain, ""))) == []
     deeper = shape_of(complete({**BASE, "model_type": "qwen3", "num_hidden_layers": 7}, "here"))
     assert differences(one, deeper) == ["num_hidden_layers is declared as 6, the model's is 7"]
 
