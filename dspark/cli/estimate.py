@@ -25,8 +25,9 @@ def print_estimate(found: Estimate, *, json_output: bool) -> None:
     print_table([_memory(name, stage) for name, stage in found.memory.items()], ("stage", "where", "", "of", ""))
     rates = found.rates
     click.echo(
-        f"\ntime, at least: {rates.flops / 1e9:,.0f} GFLOP/s of the target and {rates.training_flops / 1e9:,.0f} of "
-        f"training in bare products, {rates.bytes_per_second / 1e9:,.0f} GB/s in copies, measured just now"
+        f"\ntime, at least: {rates.flops / 1e9:,.0f} GFLOP/s in a layer of the target, "
+        f"{rates.training_flops / 1e9:,.0f} in products of training, "
+        f"{rates.bytes_per_second / 1e9:,.0f} GB/s in copies, measured just now"
     )
     print_table([(name, duration(seconds)) for name, seconds in found.seconds.items()])
 

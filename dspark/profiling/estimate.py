@@ -1,8 +1,8 @@
 """What a build will take, from shapes and settings alone: bytes of features, peak memory, seconds. Loads no torch.
 
 Memory is what the code keeps at its worst moment, in bytes, part by part; allocators and libraries take more. Seconds
-are a floor: the arithmetic at the rate of a bare matrix product, or the bytes at the rate of a bare copy, whichever
-lasts longer (a roofline). Real stages have small operations in between and take longer.
+are a floor: the arithmetic at the rate of a layer (of a bare product, in training), or the bytes at the rate of a bare
+copy, whichever lasts longer (a roofline). Real stages have small operations in between and take longer.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ class Rates:
     """What this machine does, measured.
 
     Attributes:
-        flops: of a matrix product in the target's dtype, per second; a multiplication with its addition is two.
-        training_flops: the same in the precision of training.
+        flops: per second, of a decoder layer of the target's widths in its dtype, products of weights alone counted;
+            a multiplication with its addition is two.
+        training_flops: of a bare product in the precision of training.
         bytes_per_second: of a copy where the target runs, read and written bytes together.
         training_bytes_per_second: of one where the drafter is trained.
     """

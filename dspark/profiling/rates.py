@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices and copies memory, measured in a few seconds."""
+"""How fast this machine runs a layer, multiplies matrices and copies memory, measured in a few seconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
 from dspark.config.models import DType
 from dspark.profiling.estimate import Job, Rates
@@ -16,21 +17,60 @@ _COPIED = 256 << 20  # bytes: no processor's cache holds them
 
 
 def measure_rates(job: Job, seconds: float = SECONDS) -> Rates:
-    """Rates of products of the target's states with a matrix of its feed-forward network, and of copies.
+    """Rates of a decoder layer of the target's widths with random weights, of bare products, and of copies.
 
     Args:
-        job: says where and in which dtypes the stages compute.
-        seconds: per measurement; there are two per device and dtype.
+        job: says where and in which dtypes the stages compute, and how many tokens share a pass.
+        seconds: per measurement; there are three, and a fourth where training has a device of its own.
     """
-    rows = job.longest if job.device == "cpu" else job.corpus.features.batch_tokens
-    shape = tuple(min(size, _MOST) for size in (max(rows, 64), job.shape.hidden_size, job.shape.intermediate_size))
     device, training = torch.device(job.device), torch.device(job.training_device)
-    flops = _product_rate(device, job.dtype, shape, seconds)
+    rows = job.sequence_tokens if job.device == "cpu" else job.corpus.features.batch_tokens
+    rows = min(max(rows, 16), _MOST)
+    flops = _layer_rate(device, job.dtype, job, rows, seconds)
     copied = _copy_rate(device, seconds)
-    if (device, job.dtype) == (training, job.precision):
-        return Rates(flops, flops, copied, copied)
-    other = copied if device == training else _copy_rate(training, seconds)
-    return Rates(flops, _product_rate(training, job.precision, shape, seconds), copied, other)
+    inner = min(job.shape.intermediate_size, _MOST)
+    products = _product_rate(training, job.precision, (rows, min(job.shape.hidden_size, _MOST), inner), seconds)
+    return Rates(flops, products, copied, copied if device == training else _copy_rate(training, seconds))
+
+
+@torch.no_grad()
+def _layer_rate(device: torch.device, dtype: DType, job: Job, rows: int, seconds: float) -> float:
+    """Of norms, attention and feed-forward network on one sequence: what is counted are products of weights alone."""
+    layer, d = job.shape.layers[-1], job.shape.hidden_size
+    inner = layer.intermediate_size or layer.experts_per_token * layer.expert_size
+    queries, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    made = {"device": device, "dtype": getattr(torch, dtype)}
+    states = torch.randn(1, rows, d, **made)
+    weights = [(d, queries), (d, keys), (d, keys), (queries, d), (d, inner), (d, inner), (inner, d)]
+    q, k, v, o, gate, up, down = (torch.randn(above, below, **made) * below**-0.5 for below, above in weights)
+    linear = functional.linear  # of weights as transformers lays them out
+    turn = torch.randn(rows, layer.head_dim, **made)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+        return x.view(1, rows, count, layer.head_dim).transpose(1, 2)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * turn + torch.cat([-second, first], dim=-1) * turn
+
+    def work() -> None:
+        x = norm(states)
+        mixed = functional.scaled_dot_product_attention(
+            turned(heads(linear(x, q), layer.heads)),
+            turned(heads(linear(x, k), layer.kv_heads)),
+            heads(linear(x, v), layer.kv_heads),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        x = states + linear(mixed.transpose(1, 2).reshape(1, rows, queries), o)
+        normed = norm(x)
+        x + linear(functional.silu(linear(normed, gate)) * linear(normed, up), down)
+
+    return 2 * rows * sum(below * above for below, above in weights) * _per_second(work, device, seconds)
 
 
 def _product_rate(device: torch.device, dtype: DType, shape: tuple[int, ...], seconds: float) -> float:

@@ -179,10 +179,16 @@ def test_training_time_follows_steps_and_computed_features():
     assert estimate.training_seconds(muon, RATES) > once
 
 
-def test_this_machine_is_measured():
-    rates = measure_rates(job_of("smollm2-135m", dtype="float32", precision="float32"), seconds=0.02)
-    assert rates.flops == rates.training_flops > 1e8
-    assert rates.bytes_per_second == rates.training_bytes_per_second > 1e8
+@pytest.mark.parametrize("name", ["smollm2-135m", "qwen3_moe"])
+def test_this_machine_is_measured(name):
+    """A layer of any target is run, with experts too; one device is measured once."""
+    job = job_of("smollm2-135m", tokens=200_000, dtype="float32", precision="float32")
+    if name == "qwen3_moe":
+        sparse = replace(job.shape.layers[0], intermediate_size=0, experts=8, experts_per_token=2, expert_size=96)
+        job = replace(job, shape=replace(job.shape, layers=(sparse,) * 30))
+    rates = measure_rates(job, seconds=0.02)
+    assert rates.flops > 1e7 and rates.training_flops > 1e7
+    assert rates.bytes_per_second == rates.training_bytes_per_second > 1e7
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
