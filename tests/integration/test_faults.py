@@ -109,10 +109,10 @@ def test_ten_thousand_malformed_rows_go_through_the_real_stage(sandbox: Sandbox,
     child = sandbox.start("run", "--target", "tiny", "--no-publish", "--events", str(events))
     ended = '"stage_ended", "stage": "prompts@tiny"'
     sandbox.wait_for(lambda: events.is_file() and ended in events.read_text(encoding="utf-8"), child, seconds=300)
+    assert not [path for path in sandbox.root.glob(".dspark/runs/*/*.log") if "Traceback" in path.read_text("utf-8")]
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=120)
     assert child.returncode == 130 and "Traceback" not in err, err
-    assert not [path for path in sandbox.root.glob(".dspark/runs/*/*.log") if "Traceback" in path.read_text("utf-8")]
     summary = json.loads((sandbox.root / "corpora/tiny/prompts/summary.json").read_text(encoding="utf-8"))
     assert summary["input"] == summary["kept"] + summary["rejected"] == 10_000
     reasons = summary["domains"]["fuzz"]["rejected_by_reason"]

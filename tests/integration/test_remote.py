@@ -19,8 +19,8 @@ def test_a_build_is_pulled_and_goes_on_where_it_stood(made: FakeSandbox, tmp_pat
     refused = made.dspark("remote", "push", "--target", "fake")
     assert refused.code == 3 and "dvc remote add --default" in refused.err, refused.err
     # As `dvc remote add --default storage FOLDER` writes it.
-    remote = f"[core]\n    remote = storage\n['remote \"storage\"']\n    url = {tmp_path / 'storage'}\n"
-    made.edit(".dvc/config", lambda text: text + remote)
+    remote = f"['remote \"storage\"']\n    url = {tmp_path / 'storage'}\n"
+    made.edit(".dvc/config", lambda text: text.replace("[core]\n", "[core]\n    remote = storage\n", 1) + remote)
     clone = type(made)(tmp_path / "clone")
     for name in (*DECLARED, ".dvc/config"):
         (clone.root / name).parent.mkdir(parents=True, exist_ok=True)
