@@ -199,4 +199,4 @@ def proposable(drafter: DSparkDrafter) -> DSparkDrafter:
         return drafter
     lean = DSparkDrafter(config.model_copy(update=changes), drafter.embedding, drafter.head, ids)
     lean.load_state_dict(state)
-    return lean.to(weights.dtype)
+    return lean.to(weights.device, weights.dtype)

@@ -7,7 +7,6 @@ one that follows them, which is the next anchor (DSpark, section 2.1; deepspec.m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from dspark.decoding.acceptance import accept_greedy, accept_sampled, distribution
 from dspark.decoding.cache import SlotCache
+from dspark.decoding.clock import now
 from dspark.decoding.drafting import Proposal, Proposer
 from dspark.decoding.draws import CounterDraws, Draws
 from dspark.decoding.history import History, Timing
@@ -120,6 +120,7 @@ class Batch:
         self.target, self.policy, self.temperature = target, policy, temperature
         self.proposer = proposer if policy.drafts else None
         self._draws, self._precision = draws, precision
+        self._device = target.device
         self._prompts = prompts
         gamma = self.proposer.gamma if self.proposer is not None else 0
         capacity = _capacity(target, prompts, requests, max_new_tokens + gamma)
@@ -127,7 +128,7 @@ class Batch:
         if self.proposer is not None:
             self.proposer.begin(len(prompts), capacity)
         self._requests = np.array(requests, np.intp)
-        self._anchors = torch.zeros(len(prompts), dtype=torch.int64, device=target.device)
+        self._anchors = torch.zeros(len(prompts), dtype=torch.int64, device=self._device)
         ends = target.eos_token_ids if eos_token_ids is None else eos_token_ids
         # One per active row, in the order of the rows.
         self._histories = [
@@ -148,12 +149,12 @@ class Batch:
     @torch.inference_mode()
     def prefill(self) -> None:
         """Run the prompts, padded on the right to the longest, and draw the first token of each."""
-        started = time.perf_counter()
+        started = now(self._device)
         lengths = np.array([len(prompt) for prompt in self._prompts], np.int64)
         ids = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
         for row, prompt in enumerate(self._prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
-        ids = ids.to(self.target.device)
+        ids = ids.to(self._device)
         taps, last_hidden = self._run(ids)
         self._cache.advance(lengths)
         ends = torch.from_numpy(lengths - 1).to(last_hidden.device)
@@ -162,7 +163,7 @@ class Batch:
         if self.proposer is not None:
             self.proposer.extend(taps, lengths, ids)
         first = self._anchors.tolist()
-        seconds = time.perf_counter() - started
+        seconds = now(self._device) - started
         for history, token in zip(self._histories, first, strict=True):
             history.begin(token, seconds)
         self._remove_finished()
@@ -170,22 +171,22 @@ class Batch:
     @torch.inference_mode()
     def cycle(self) -> Timing:
         """Draft, verify and commit once in every active row; returns what it took."""
-        started = time.perf_counter()
+        started = now(self._device)
         proposal, confidences, lengths = self._propose()
         ids = self._anchors[:, None]
         if proposal is not None:
             ids = torch.cat((ids, proposal.tokens[:, : int(lengths.max())]), 1)
-        proposed = time.perf_counter()
+        proposed = now(self._device)
         taps, last_hidden = self._run(ids)
         accepted, self._anchors = self._accept(self.target.logits(last_hidden), proposal, lengths)
         # What the caches keep: the anchor and the accepted drafts. The token after them is the next anchor.
         kept = accepted + 1
         self._cache.advance(kept)
         following = self._anchors.tolist()
-        verified = time.perf_counter()
+        verified = now(self._device)
         if self.proposer is not None:
             self.proposer.extend(taps, kept, ids)
-        extended = time.perf_counter()
+        extended = now(self._device)
         timing = Timing(proposed - started + extended - verified, verified - proposed, len(following))
         drafted = [[] for _ in following] if proposal is None else proposal.tokens.tolist()
         rows = zip(self._histories, drafted, lengths.tolist(), accepted.tolist(), following, confidences, strict=True)

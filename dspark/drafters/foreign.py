@@ -30,7 +30,7 @@ _IGNORED = (EMBEDDING, "t2d")  # of the target, or derived: engines skip them as
 
 
 def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> Drafter:
-    """The drafter of a checkpoint folder, whoever wrote it, for a target; in float32.
+    """The drafter of a checkpoint folder, whoever wrote it, for a target; in float32, where the target is.
 
     One of our own is checked to the byte.
 
@@ -51,7 +51,7 @@ def load_drafter(folder: Path, record: TargetRecord, embedding: Tensor, head: Te
         drafter = build_drafter(config, embedding, head, ids)
         _check(folder, tensors, drafter)
         drafter.load_state_dict(tensors)
-    return drafter.float().eval().requires_grad_(False)
+    return drafter.to(embedding.device).float().eval().requires_grad_(False)
 
 
 def _draft_token_ids(folder: Path, tensors: dict[str, Tensor], config: DrafterConfig, head: Tensor) -> Tensor | None:

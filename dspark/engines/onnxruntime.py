@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dspark.decoding.draws import Draws, Rows
     from dspark.decoding.prefixes import Counts
 
+Provider = str | tuple[str, dict[str, int]]  # a name, with its options
+
 CPU = ("CPUExecutionProvider",)
 _INSTALL = {"CPUExecutionProvider": "pip install 'dspark[cpu]'"}
 _INSTALL_GPU = "pip install 'dspark[gpu]', in an environment without onnxruntime"
@@ -37,13 +39,13 @@ class OnnxProposer:
     Args:
         folder: holds `io.json` and the files it names.
         threads: intra-op threads of the session; None: as many as torch has.
-        providers: execution providers in order of preference; all of them must be had.
+        providers: execution providers in order of preference (`providers_on`); all of them must be had.
     Raises:
         PreflightError: ONNX Runtime, a provider, or the file that is made from the target is missing.
         IntegrityError: the graph or its weights do not load.
     """
 
-    def __init__(self, folder: Path, *, threads: int | None = None, providers: Sequence[str] = CPU) -> None:
+    def __init__(self, folder: Path, *, threads: int | None = None, providers: Sequence[Provider] = CPU) -> None:
         self.io = read_model(folder / IO_FILE, OnnxIO, hint="make it again with `dspark run`")
         if not (folder / self.io.ends.file).exists():
             raise PreflightError(
@@ -170,7 +172,16 @@ class OnnxProposer:
         return np.zeros((rows, 1, width), np.float32), np.zeros(rows, np.int64)
 
 
-def open_session(model: Path, *, threads: int, providers: Sequence[str] = CPU) -> Any:
+def providers_on(device: str) -> tuple[Provider, ...]:
+    """What drafts beside a target on a device, `cpu` or `cuda:<index>`.
+
+    Features and drafts pass through the machine's memory either way.
+    """
+    kind, _, index = device.partition(":")
+    return CPU if kind == "cpu" else (("CUDAExecutionProvider", {"device_id": int(index or 0)}), *CPU)
+
+
+def open_session(model: Path, *, threads: int, providers: Sequence[Provider] = CPU) -> Any:
     """An ONNX Runtime session on exactly the providers that were asked for.
 
     ONNX Runtime falls back to the CPU silently when a provider is missing or fails to start; here that is an error.
@@ -188,7 +199,8 @@ def open_session(model: Path, *, threads: int, providers: Sequence[str] = CPU) -
     except ImportError:
         raise PreflightError("onnxruntime is not installed", _INSTALL["CPUExecutionProvider"]) from None
     available = onnxruntime.get_available_providers()
-    if missing := [name for name in providers if name not in available]:
+    names = [one if isinstance(one, str) else one[0] for one in providers]
+    if missing := [name for name in names if name not in available]:
         raise PreflightError(
             f"ONNX Runtime has no {', '.join(missing)} here (it has: {', '.join(available)})",
             _INSTALL.get(missing[0], _INSTALL_GPU),
@@ -205,7 +217,7 @@ def open_session(model: Path, *, threads: int, providers: Sequence[str] = CPU) -
         raise IntegrityError(
             f"{model}: ONNX Runtime cannot load it: {reason}", "make it again with `dspark run`"
         ) from reason
-    check_providers(providers, session.get_providers())
+    check_providers(names, session.get_providers())
     return session
 
 

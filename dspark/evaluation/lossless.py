@@ -119,7 +119,8 @@ def batch_noise(
         return last_hidden
 
     batched = run([list(prompt) for prompt in prompts[: len(texts)]], int(starts.max()), starts)
-    parts = [batched[torch.arange(len(texts)), torch.from_numpy(starts - 1)][:, None]]
+    everyone = torch.arange(len(texts), device=batched.device)
+    parts = [batched[everyone, torch.from_numpy(starts - 1).to(batched.device)][:, None]]
     for start in range(0, longest, width):
         parts.append(run([text[start : start + width] for text in texts], width, np.full(len(texts), width)))
     together = torch.cat(parts, 1)  # [rows, 1 + longest, d]: the views before each generated token
@@ -133,6 +134,8 @@ def batch_noise(
 
 def check_sampled(progress: Progress | None = None) -> SampledLossless:
     """Enumerate the loop on tiny random targets, one per case of `CASES`.
+
+    On the CPU wherever the target runs: what is shown is the loop's law, to more digits than norms on a GPU keep.
 
     Args:
         progress: advanced by one per case; the caller starts the task.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 
 import numpy as np
 import torch
 
+from dspark.decoding.clock import now
 from dspark.decoding.loop import decode
 from dspark.decoding.records import Decoded
 from dspark.evaluation.results import LoadPoint, Pareto, ParetoPoint, ThroughputReport
@@ -45,7 +45,7 @@ def compare(
 
     def run(arm: Arm, group: int, tokens: int) -> Round:
         chosen = range(group * concurrency, (group + 1) * concurrency)
-        started = perf_counter()
+        started = now(target.device)
         decoded = decode(
             target,
             arm.proposer,
@@ -56,7 +56,7 @@ def compare(
             seeds=[seed + index for index in chosen],
             batch_size=concurrency,
         )
-        return round_of(group, perf_counter() - started, decoded)
+        return round_of(group, now(target.device) - started, decoded)
 
     done = run_in_turn(
         arms,

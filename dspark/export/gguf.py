@@ -126,7 +126,7 @@ def read_drafter_gguf(path: Path, config: DrafterConfig, target: GGUFFile) -> Dr
 
 
 def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head: Tensor) -> DSparkDrafter:
-    """The drafter of a file that anybody may have written, for a target; float32.
+    """The drafter of a file that anybody may have written, for a target; float32, where the target is.
 
     A reduced vocabulary comes with the file's own rows of the head, as the engine uses these and not the target's; rows
     that are not in the order of their ids are put into it.
@@ -158,7 +158,7 @@ def load_drafter_gguf(path: Path, record: TargetRecord, embedding: Tensor, head:
         drafter.head = state.pop("head")[order]
         state[MARKOV_W2] = state[MARKOV_W2][order]
     drafter.load_state_dict(state)
-    return drafter.float().eval().requires_grad_(False)
+    return drafter.to(embedding.device).float().eval().requires_grad_(False)
 
 
 def _content(

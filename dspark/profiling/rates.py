@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
 from dspark.config.models import DType
+from dspark.decoding.clock import now
 from dspark.profiling.estimate import Job, Rates
 
 SECONDS = 0.7  # per measurement, warm-up not counted
@@ -99,9 +99,7 @@ def _per_second(work: Callable[[], object], device: torch.device, seconds: float
 
 
 def _timed(work: Callable[[], object], device: torch.device, times: int) -> float:
-    started = time.perf_counter()
+    started = now(device)
     for _ in range(times):
         work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
+    return now(device) - started

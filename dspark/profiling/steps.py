@@ -202,9 +202,9 @@ def random_drafter(config: DrafterConfig, embedding: Tensor, head: Tensor, *, se
     """A drafter that nobody trained: it costs what a trained one of its geometry costs.
 
     Args:
-        embedding, head: of the target, [V, d]; the drafter takes their dtype.
+        embedding, head: of the target, [V, d]; the drafter takes their dtype and device.
     """
     ids = None
     if config.draft_vocab_size is not None:
         ids = torch.arange(config.draft_vocab_size) * config.vocab_size // config.draft_vocab_size
-    return build_drafter(config, embedding, head, ids, seed=seed).to(embedding.dtype)
+    return build_drafter(config, embedding, head, ids, seed=seed).to(embedding.device, embedding.dtype)

@@ -71,15 +71,19 @@ def rival_drafter(workspace: Workspace, digest: str, record: TargetRecord) -> Ri
     )
 
 
-def champion(workspace: Workspace, digest: str, record: TargetRecord, profile: ServingProfile) -> Champion:
+def champion(
+    workspace: Workspace, digest: str, record: TargetRecord, profile: ServingProfile, *, device: str = "cpu"
+) -> Champion:
     """The drafter of a package as its users run it on a profile, for the certificate; as `open_rival`.
 
+    Args:
+        device: that the profile is measured on; what drafts in torch drafts where the target is.
     Raises:
         PreflightError: the profile drafts with ONNX Runtime, and the package has no graph for it.
     """
     from dspark.decoding.drafting import Proposer
     from dspark.decoding.proposers import torch_proposer
-    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.engines.onnxruntime import OnnxProposer, providers_on
     from dspark.evaluation.rivals import Champion
 
     drafter = rival_drafter(workspace, digest, record)
@@ -92,7 +96,9 @@ def champion(workspace: Workspace, digest: str, record: TargetRecord, profile: S
         )
 
     def load(target: Target) -> Proposer:
-        return OnnxProposer(graphs) if profile.draft_backend == "onnxruntime" else torch_proposer(drafter.load(target))
+        if profile.draft_backend == "onnxruntime":
+            return OnnxProposer(graphs, providers=providers_on(device))
+        return torch_proposer(drafter.load(target))
 
     scheduler = None
     with suppress(SettingsError):  # no curve of this profile: its users cannot schedule there either

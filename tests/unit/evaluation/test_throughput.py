@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], list[
             return done
 
         monkeypatch.setattr(throughput, "decode", decode)
-        monkeypatch.setattr(throughput, "perf_counter", lambda: time[0])
+        monkeypatch.setattr(throughput, "now", lambda device: time[0])
         return calls
 
     return install

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # elsewhere.py
+
+from elsewhere import DEVICE, machine_with_a_gpu
+
 from dspark.decoding.drafting import TorchProposer
 from dspark.decoding.draws import CounterDraws
 from dspark.engines.onnx_io import CACHED, ENDS, IO_FILE, WEIGHTS
-from dspark.engines.onnxruntime import OnnxProposer, check_providers, open_session
+from dspark.engines.onnxruntime import CPU, OnnxProposer, check_providers, open_session, providers_on
 from dspark.errors import DataError, IntegrityError, PreflightError, SettingsError
 
 DRAWS = CounterDraws([0, 1, 2])
@@ -149,6 +153,49 @@ def test_a_provider_that_is_not_there_is_an_error_and_never_the_cpu_instead(expo
     with pytest.raises(PreflightError, match="no CUDAExecutionProvider here") as caught:
         OnnxProposer(exported, threads=1, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert "dspark[gpu]" in caught.value.hint
+
+
+def test_on_a_gpu_it_runs_on_the_one_that_the_profile_is_measured_on(exported: Path, monkeypatch: pytest.MonkeyPatch):
+    import onnxruntime
+
+    assert providers_on("cpu") == CPU
+    wanted = (("CUDAExecutionProvider", {"device_id": 2}), "CPUExecutionProvider")
+    assert providers_on("cuda:2") == wanted
+    with pytest.raises(PreflightError, match="no CUDAExecutionProvider here"):
+        OnnxProposer(exported, threads=1, providers=wanted)
+    asked: list[Any] = []
+
+    class Session:
+        def __init__(self, model: str, options: Any, providers: list[Any]) -> None:
+            asked.extend(providers)
+
+        def get_providers(self) -> list[str]:
+            return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: Session.get_providers(None))  # type: ignore[arg-type]
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    OnnxProposer(exported, threads=1, providers=wanted)
+    assert tuple(asked) == wanted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_it_takes_what_lies_on_a_gpu_and_puts_its_drafts_there(exported: Path, temperature: float):
+    features, anchors = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(6)), torch.tensor([7, 8])
+
+    def block(device: torch.device | str) -> Any:
+        proposer = OnnxProposer(exported, threads=1)
+        proposer.begin(2, 10)
+        proposer.extend(features.to(device), np.array([5, 3]))
+        return proposer.propose(anchors.to(device), temperature, CounterDraws([0, 1]), np.arange(2))
+
+    expected = block("cpu")
+    with machine_with_a_gpu():
+        found = block(DEVICE)
+        for name, value in vars(expected).items():
+            there = getattr(found, name)
+            assert (value is None) is (there is None), name
+            if value is not None:
+                assert there.device == DEVICE and torch.equal(there.cpu(), value), name
 
 
 def test_a_provider_that_fails_to_start_is_noticed():
