@@ -8,6 +8,7 @@ def main(inputs, paths, progress):
     from dspark.calibration.results import write_absence, write_results
     from dspark.corpus.prompts import read_prompts
     from dspark.decoding.proposers import torch_proposer
+    from dspark.device import accelerator
     from dspark.drafters.checkpoint import read_checkpoint
     from dspark.evaluation.acceptance import NO_CONFIDENCE
     from dspark.evaluation.calibrate import calibrate_drafter
@@ -15,7 +16,7 @@ def main(inputs, paths, progress):
     from dspark.targets.record import read_record
 
     record = read_record(paths.target)
-    target = load_target(record, paths.root, dtype=inputs.calibration.dtype)
+    target = load_target(record, paths.root, dtype=inputs.calibration.dtype, device=accelerator())
     drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
     if not drafter.config.confidence:
         write_absence(paths.out, drafter.config.gamma, NO_CONFIDENCE)
@@ -36,7 +37,8 @@ def from_server(inputs, paths, prompts, progress):
     from dspark.targets.record import read_record
 
     record = read_record(paths.target)
-    target = load_target(record, paths.root, dtype="float32")
+    # A few replies: the GPU may be full of the server that gave them.
+    target = load_target(record, paths.root, dtype="float32", device="cpu")
     drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
     client = SGLangClient(inputs.profile.records_url)
     return records_from_server(client, target, drafter.float(), prompts, inputs.calibration, progress)

@@ -1,4 +1,8 @@
-"""Measure the exported drafter in the engine of one serving profile (DVC stage `certify`)."""
+"""Measure the exported drafter in the engine of one serving profile (DVC stage `certify`).
+
+The reference engine runs on the device that the profile declares. What other engines said is replayed on the CPU: a few
+passes, and a GPU may be full of the engine's own memory.
+"""
 
 from dspark.workspace.stage import stage
 
@@ -23,8 +27,9 @@ def reference(inputs, paths, fingerprint, progress):
     from dspark.corpus.prompts import read_prompts
     from dspark.decoding.proposers import torch_proposer
     from dspark.decoding.records import read_records
+    from dspark.device import serving_device
     from dspark.drafters.checkpoint import read_checkpoint
-    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.engines.onnxruntime import OnnxProposer, providers_on
     from dspark.evaluation.certify import certify_reference
     from dspark.evaluation.drafter import temperatures_of
     from dspark.evaluation.results import LosslessReport
@@ -36,16 +41,16 @@ def reference(inputs, paths, fingerprint, progress):
     from dspark.targets.record import read_record
     from dspark.workspace.rivals import champion
 
-    profile = inputs.profile
+    profile, device = inputs.profile, serving_device(inputs.profile)
     torch.set_num_threads(threads(profile))
     record = read_record(paths.target)
     calibration = read_report(paths.build / "calibrate" / "calibration.json")
     cost = read_model(paths.cost, CostReport).scheduling if calibration.results else None
 
     def load(dtype):
-        target = load_target(record, paths.root, dtype=dtype)
+        target = load_target(record, paths.root, dtype=dtype, device=device)
         if profile.draft_backend == "onnxruntime":
-            return target, OnnxProposer(paths.build / "export" / "onnxruntime")
+            return target, OnnxProposer(paths.build / "export" / "onnxruntime", providers=providers_on(device))
         drafter = read_checkpoint(paths.build / "export" / "drafter", target.embedding, target.head, record=record)
         return target, torch_proposer(drafter.to(target.dtype))
 
@@ -59,7 +64,7 @@ def reference(inputs, paths, fingerprint, progress):
         offline=read_records(paths.build / "evaluate" / "records" / "temperature-0.safetensors"),
         lossless=read_model(paths.build / "evaluate" / "lossless.json", LosslessReport),
         scheduler=PrefixScheduler(cost, calibration.gamma, temperatures_of(calibration, 0.0)) if cost else None,
-        champion=champion(paths.workspace, inputs.against, record, profile) if inputs.against else None,
+        champion=champion(paths.workspace, inputs.against, record, profile, device=device) if inputs.against else None,
         progress=progress,
     )
 
@@ -83,7 +88,7 @@ def llamacpp(inputs, paths, fingerprint, progress):
     if not drafter_file.is_file():
         return absent_entry(profile, read_model(exported / "parity.json", ParityReport).why_absent("gguf"))
     record = read_record(paths.target)
-    target = load_target(record, paths.root, dtype="float32")
+    target = load_target(record, paths.root, dtype="float32", device="cpu")
     prompts = read_prompts(paths.corpus / "prompts" / "eval.jsonl")
     export = agree_with_llamacpp(
         target,
@@ -121,7 +126,7 @@ def attached(inputs, paths, fingerprint, progress):
 
     profile = inputs.profile
     record = read_record(paths.target)
-    target = load_target(record, paths.root, dtype="float32")
+    target = load_target(record, paths.root, dtype="float32", device="cpu")
     drafter = read_checkpoint(paths.build / "export" / "drafter", target.embedding, target.head, record=record)
     return certify_attached(
         profile,

@@ -1,5 +1,7 @@
 """Measure acceptance, losslessness and throughput of one build's drafter (DVC stage `evaluate`)."""
 
+from functools import partial
+
 from dspark.workspace.stage import stage
 
 
@@ -9,8 +11,9 @@ def main(inputs, paths, progress):
 
     from dspark.calibration.results import read_report
     from dspark.corpus.prompts import read_prompts
+    from dspark.device import accelerator, serving_device
     from dspark.drafters.checkpoint import read_checkpoint
-    from dspark.engines.onnxruntime import OnnxProposer
+    from dspark.engines.onnxruntime import OnnxProposer, providers_on
     from dspark.evaluation.drafter import evaluate_drafter
     from dspark.io.jsonfile import read_model
     from dspark.profiling.cost import CostReport
@@ -21,15 +24,18 @@ def main(inputs, paths, progress):
 
     torch.set_num_threads(threads(inputs.profile))
     record = read_record(paths.target)
+    measured, fastest = serving_device(inputs.profile), accelerator()
 
-    def load(dtype):
-        target = load_target(record, paths.root, dtype=dtype)
+    def load(dtype, device=measured):
+        target = load_target(record, paths.root, dtype=dtype, device=device)
         drafter = read_checkpoint(paths.build / "train" / "drafter", target.embedding, target.head, record=record)
         return target, drafter.to(target.dtype)
 
     def backends(target):
         exported = paths.build / "export" / "onnxruntime"
-        return {"onnxruntime": OnnxProposer(exported)} if exported.is_dir() else {}
+        if not exported.is_dir():
+            return {}
+        return {"onnxruntime": OnnxProposer(exported, providers=providers_on(measured))}
 
     evaluate_drafter(
         load,
@@ -41,6 +47,7 @@ def main(inputs, paths, progress):
         cost=read_model(paths.cost, CostReport).scheduling if paths.cost.is_file() else None,
         backends=backends,
         rivals=[rival_drafter(paths.workspace, digest, record) for digest in inputs.against],
+        sampled=partial(load, device=fastest) if fastest != measured else None,
         progress=progress,
     )
 

@@ -6,6 +6,7 @@ from dspark.workspace.stage import stage
 @stage("export")
 def main(inputs, paths, progress):
     from dspark.corpus.sequences import read_sequences
+    from dspark.device import accelerator
     from dspark.drafters.checkpoint import read_checkpoint
     from dspark.export.blocks import ProbeBlocks
     from dspark.export.build import export_build
@@ -26,7 +27,7 @@ def main(inputs, paths, progress):
         "dev",
         paths.features,
         sequences=lambda: read_sequences(paths.corpus / "responses" / "dev.jsonl"),
-        target=lambda: load_target(record, paths.root),
+        target=lambda: load_target(record, paths.root, device=accelerator()),
     )
     blocks = ProbeBlocks.of_sequences(dev)
     export_build(

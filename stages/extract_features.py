@@ -6,6 +6,7 @@ from dspark.workspace.stage import stage
 @stage("features")
 def main(inputs, paths, progress):
     from dspark.corpus.sequences import read_sequences
+    from dspark.device import accelerator
     from dspark.features.extraction import extract, plan
     from dspark.io.jsonfile import write_model
     from dspark.targets.loading import load_target
@@ -16,7 +17,8 @@ def main(inputs, paths, progress):
     manifest = plan(record, sequences, inputs.features)
     write_model(paths.work / "manifest.json", manifest)  # what `dspark store gc` leaves alone if this is stopped
     if inputs.features.mode != "online":
-        manifest = extract(load_target(record, paths.root), sequences, inputs.features, paths.features, progress)
+        target = load_target(record, paths.root, device=accelerator())
+        manifest = extract(target, sequences, inputs.features, paths.features, progress)
     write_model(paths.out / "manifest.json", manifest)
 
 

@@ -22,6 +22,7 @@ def main(inputs, paths, progress):
 def reference(inputs, paths, fingerprint, progress):
     import torch
 
+    from dspark.device import serving_device
     from dspark.drafters.config import DrafterConfig
     from dspark.export.backend import onnx_backends
     from dspark.profiling.fingerprint import threads
@@ -29,16 +30,16 @@ def reference(inputs, paths, fingerprint, progress):
     from dspark.targets.loading import load_target
     from dspark.targets.record import read_record
 
-    profile = inputs.profile
+    profile, device = inputs.profile, serving_device(inputs.profile)
 
     def backends(drafter):
         wanted = {profile.draft_backend, *profile.profile_backends}
-        return onnx_backends(drafter, record, paths.work) if "onnxruntime" in wanted else {}
+        return onnx_backends(drafter, record, paths.work, device=device) if "onnxruntime" in wanted else {}
 
     torch.set_num_threads(threads(profile))
     record = read_record(paths.target)
     return profile_engine(
-        load_target(record, paths.root, dtype=profile.dtype),
+        load_target(record, paths.root, dtype=profile.dtype, device=device),
         DrafterConfig.of(record, inputs.drafter),
         profile,
         fingerprint,

@@ -8,6 +8,7 @@ from dspark.workspace.stage import stage
 @stage("train")
 def main(inputs, paths, progress):
     from dspark.corpus.sequences import read_sequences
+    from dspark.device import accelerator
     from dspark.drafters.config import DrafterConfig
     from dspark.features.online import open_split
     from dspark.features.store import FeatureManifest
@@ -22,7 +23,8 @@ def main(inputs, paths, progress):
     record = read_record(paths.target)
     ends = read_ends(record, paths.root)
     manifest = read_model(paths.corpus / "features" / "manifest.json", FeatureManifest)
-    target = cache(lambda: load_target(record, paths.root))  # if anything is to be computed, then by one target
+    # If anything is to be computed, then by one target in each process, on the device that the process trains on.
+    target = cache(lambda: load_target(record, paths.root, device=accelerator()))
 
     def split(name):
         return open_split(

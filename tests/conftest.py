@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from dspark import processor
 
 if TYPE_CHECKING:
     from dspark.targets.loading import Target
+
+# What is expected to the bit is what a CPU computes; whoever has a GPU may ask for it.
+os.environ.setdefault("DSPARK_DEVICE", "cpu")
 
 
 @pytest.fixture(scope="session")

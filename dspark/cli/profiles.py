@@ -79,9 +79,10 @@ def show(context: click.Context, name: str, json_output: bool) -> None:
 
 def _dtype(profile: ServingProfile) -> str:
     """As declared, and what this processor makes of it."""
+    from dspark.device import declared
     from dspark.processor import arithmetic
 
-    computed = arithmetic(profile.dtype) if profile.engine == "reference" else profile.dtype
+    computed = arithmetic(profile.dtype, declared(profile)) if profile.engine == "reference" else profile.dtype
     return profile.dtype if computed == profile.dtype else f"{profile.dtype}, on this processor {computed}"
 
 

@@ -559,6 +559,8 @@ class ServingProfile(Settings):
         ):
             if self.access == "local" and limit is not None and max(asked) > limit:
                 raise ValueError(f"{what} go up to {max(asked)}, the engine's limit is {limit}")
+        if self.engine == "reference" and self.access == "local" and self.hardware.count > 1:
+            raise ValueError("the reference engine runs on one accelerator: hardware.count is 1")
         used = self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data
         if used > self.hardware.count:
             raise ValueError(f"parallelism needs {used} accelerators, hardware.count is {self.hardware.count}")

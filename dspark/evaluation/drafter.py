@@ -48,6 +48,7 @@ def evaluate_drafter(
     cost: StepCost | None = None,
     backends: Backends | None = None,
     rivals: Sequence[RivalDrafter] = (),
+    sampled: Load | None = None,
     progress: Progress | None = None,
 ) -> EvaluationMetrics:
     """Acceptance, losslessness and throughput of a drafter.
@@ -57,7 +58,7 @@ def evaluate_drafter(
     records. Temperature 0 is always among the temperatures: losslessness is checked on it.
 
     Args:
-        load: the target and the trained drafter in a dtype.
+        load: the target and the trained drafter in a dtype, on the device that is measured.
         prompts: of the eval split.
         settings: `dtype` must be float32.
         out: an existing or new folder.
@@ -67,6 +68,8 @@ def evaluate_drafter(
             no such arm.
         backends: further proposers on the same drafter for the throughput comparison, by name.
         rivals: drafters of other packages of this target, which decode the same prompts at every temperature.
+        sampled: the same on a faster device, for temperatures above 0, where only acceptance is measured; None: `load`.
+            What losslessness is checked on and what is timed stays where it is measured.
         progress: shows the decoding, the checks and the rounds.
     Raises:
         SettingsError: half precision, in which losslessness cannot be told from ties.
@@ -76,13 +79,15 @@ def evaluate_drafter(
             f"evaluation.dtype is {settings.dtype}: losslessness needs float32", "set throughput_dtype instead"
         )
     progress = progress or Progress()
-    loaded = _Loaded(load)
+    loaded = _Loaded()
+    faster = sampled or load
     chosen = first_prompts(prompts, settings.prompts_per_domain)
     metrics: dict[str, TemperatureMetrics] = {}
     rows: list[SweepRow] = []
     rivalry = Rivalry(rivals, out)
     for temperature in sorted({0.0, *settings.temperatures}):
-        target, drafter = loaded.in_dtype(settings.dtype if temperature == 0 else settings.sampled_dtype)
+        wanted = (settings.dtype, load) if temperature == 0 else (settings.sampled_dtype, faster)
+        target, drafter = loaded.in_dtype(*wanted)
         name, dtype = f"{temperature:g}", target.dtype_name
         progress.start(f"decode at temperature {name}", len(chosen), unit="prompts")
         proposer = torch_proposer(drafter)
@@ -100,7 +105,7 @@ def evaluate_drafter(
     paired = rivalry.report(records.decoded[0].cycles.gamma)
     if paired is not None:
         write_model(out / "paired.json", paired)
-    target, drafter = loaded.in_dtype(settings.throughput_dtype)
+    target, drafter = loaded.in_dtype(settings.throughput_dtype, load)
     asked = [prompt for prompt in prompts if prompt.domain in training_domains] or list(prompts)
     throughput = _measure_throughput(target, drafter, asked, settings, calibration, cost, backends, progress)
     write_model(out / "pareto.json", pareto([throughput]))
@@ -117,19 +122,19 @@ def evaluate_drafter(
 
 
 class _Loaded:
-    """The target and the drafter in the dtype asked for last."""
+    """The target and the drafter in the dtype, and on the device, asked for last."""
 
-    def __init__(self, load: Load) -> None:
-        self._load = load
+    def __init__(self) -> None:
+        self._load: Load | None = None
         self._pair: tuple[Target, Drafter] | None = None
 
-    def in_dtype(self, dtype: DType) -> tuple[Target, Drafter]:
+    def in_dtype(self, dtype: DType, load: Load) -> tuple[Target, Drafter]:
         """Load it unless it is there; what was there before is let go first."""
         pair, self._pair = self._pair, None
-        if pair is None or pair[0].dtype_name != arithmetic(dtype, pair[0].device.type):
+        if load is not self._load or pair is None or pair[0].dtype_name != arithmetic(dtype, pair[0].device.type):
             pair = None
-            pair = self._load(dtype)
-        self._pair = pair
+            pair = load(dtype)
+        self._load, self._pair = load, pair
         return pair
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from dspark import __version__
 from dspark.config.models import ServingProfile
+from dspark.device import CPU, declared
 from dspark.io.digest import digest_json
 from dspark.processor import arithmetic, processor
 
@@ -37,7 +38,7 @@ def fingerprint(profile: ServingProfile) -> dict[str, Any]:
     if profile.access == "url":
         return _attached(profile)
     engine = _ENGINES[profile.engine](profile)
-    dtype = arithmetic(profile.dtype)
+    dtype = arithmetic(profile.dtype, declared(profile))
     arguments = {"dtype": dtype, "threads": threads(profile), **engine.arguments}
     return {
         "engine": profile.engine,
@@ -133,7 +134,10 @@ class _Engine:
 
 def _reference(profile: ServingProfile) -> _Engine:
     libraries = ("torch", "transformers", "numpy", "onnxruntime", "onnxruntime-gpu")
-    return _Engine(__version__, libraries, "sdpa", {"draft_backend": profile.draft_backend})
+    arguments: dict[str, Any] = {"draft_backend": profile.draft_backend}
+    if declared(profile) != CPU:
+        arguments["device"] = declared(profile)
+    return _Engine(__version__, libraries, "sdpa", arguments)
 
 
 def _llamacpp(profile: ServingProfile) -> _Engine:
@@ -169,13 +173,13 @@ def _hardware() -> dict[str, Any]:
     }
     if flags:
         hardware["cpu_flags_digest"] = digest_json(flags)
-    gpus = _gpus()
+    gpus = gpus_of_the_driver()
     if gpus:
         hardware["gpus"] = gpus
     return hardware
 
 
-def _gpus() -> list[dict[str, str]]:
+def gpus_of_the_driver() -> list[dict[str, str]]:
     """Name, driver and memory of each NVIDIA GPU, as the driver's own tool says."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

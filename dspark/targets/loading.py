@@ -166,8 +166,9 @@ def load_target(
     Args:
         dtype: of weights and activations; None: the record's. Float32 takes the place of a bfloat16 that the device
             would only emulate (`processor.arithmetic`).
+        device: `device.accelerator()` in stages, or where a serving profile is measured.
     Raises:
-        PreflightError: its files are not in the store.
+        PreflightError: its files are not in the store, or the device has no room for it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -184,7 +185,15 @@ def load_target(
         local_files_only=True,
         trust_remote_code=False,
     )
-    return Target(record, model.to(device), load_tokenizer(folder))
+    try:
+        model = model.to(device)
+    except torch.OutOfMemoryError:
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        raise PreflightError(
+            f"target {record.name!r} takes {size / 2**30:.1f} GiB, {device} has no room for it",
+            "free the GPU or choose another one (CUDA_VISIBLE_DEVICES); DSPARK_DEVICE=cpu computes on the CPU, slowly",
+        ) from None
+    return Target(record, model, load_tokenizer(folder))
 
 
 def quiet_transformers() -> None:

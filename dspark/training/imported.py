@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from accelerate import PartialState
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from dspark.io.progress import Progress
 from dspark.processor import arithmetic
 from dspark.training.development import DevBatches, dev_metrics, dev_sums
 from dspark.training.methods import method_of
+from dspark.training.processes import process_state
 from dspark.training.results import DevMetrics, write_curves
 from dspark.training.sequences import TrainingSequence, usable_sequences
 from dspark.training.vocabulary import coverage, draft_columns
@@ -111,7 +111,7 @@ def take_over(
     drafter = read_released(folder, record, embedding, head)
     metrics = _measured(drafter, origin, head, dev_sequences, settings)
     progress.advance(dev_anchor_tau=metrics.dev.dev_anchor_tau)
-    return ImportedDrafter(drafter.cpu(), metrics, PartialState().is_main_process)
+    return ImportedDrafter(drafter.cpu(), metrics, process_state().is_main_process)
 
 
 def _measured(
@@ -121,7 +121,7 @@ def _measured(
     dev_sequences: Sequence[TrainingSequence],
     settings: TrainingSettings,
 ) -> ImportedMetrics:
-    config, device = drafter.config, PartialState().device
+    config, device = drafter.config, process_state().device
     low_precision = arithmetic(settings.precision, device.type) == "bfloat16"
     sequences = usable_sequences(dev_sequences, settings.max_length, "dev")
     ids = drafter.draft_token_ids.cpu() if config.draft_vocab_size is not None else None

@@ -15,10 +15,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
+from dspark.device import CPU, accelerator, asked_for
 from dspark.errors import PreflightError
 from dspark.io.progress import request_stop, stop_requested
 
@@ -29,12 +30,14 @@ class Processes:
     Attributes:
         accelerator: accelerate's view of them.
         count, index: how many there are, and which one this is.
+        device: that this one trains on; `device.accelerator` has the same rule.
         sharded: whether weights and optimizer state are spread over them.
     """
 
     def __init__(self) -> None:
         handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are the target's, equal everywhere
-        self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=handlers)  # autocast is `objective`'s
+        # Autocast is `objective`'s.
+        self.accelerator = Accelerator(cpu=_on_cpu(), mixed_precision="no", kwargs_handlers=handlers)
         self.count: int = self.accelerator.num_processes
         self.index: int = self.accelerator.process_index
         self.device: torch.device = self.accelerator.device
@@ -127,6 +130,20 @@ class Processes:
                 f"{what} is not the same in all {self.count} processes ({value} in process {self.index})",
                 f"put {where} on a file system that all nodes share",
             )
+
+
+def process_state() -> PartialState:
+    """Which process this is, and its device, for work that trains nothing."""
+    return PartialState(cpu=_on_cpu())
+
+
+def _on_cpu() -> bool:
+    """Whether the environment keeps processes off the device that accelerate would choose.
+
+    Raises:
+        PreflightError: it asks for a GPU, and there is none.
+    """
+    return asked_for() is not None and accelerator() == CPU
 
 
 def whole(value: Any, device: torch.device | str = "cpu") -> Tensor:

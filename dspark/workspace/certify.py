@@ -73,7 +73,8 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
     started = time.monotonic()
     with run_lock(workspace, f"dspark certify {request.drafter.name}", listener.note):
         record = materialise(spec, root=workspace.root, progress=progress)
-        target = load_target(record, workspace.root, dtype="float32")
+        # A few replies: the GPU may be full of the server that is asked.
+        target = load_target(record, workspace.root, dtype="float32", device="cpu")
         drafter = _drafter(request.drafter, target)
         prompts = _prompts(workspace, request, target, progress)
         certificate = certify_server(

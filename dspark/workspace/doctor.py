@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 from dspark import __version__
 from dspark.config.resolve import build_names, resolve
-from dspark.errors import DataError, IntegrityError, SettingsError
+from dspark.device import CPU, VARIABLE, accelerator, asked_for, gpu_names
+from dspark.errors import DataError, IntegrityError, PreflightError, SettingsError
 from dspark.io.jsonfile import write_model
 from dspark.processor import arithmetic, processor
+from dspark.profiling.fingerprint import gpus_of_the_driver
 from dspark.registry.location import left_behind
 from dspark.registry.publish import spool_of
 from dspark.workspace import preflight
@@ -106,6 +108,31 @@ def _environment() -> Iterator[Check]:
         yield Check("processor", "ok", f"{model}, multiplies bfloat16")
     else:
         yield Check("processor", "ok", f"{model}, has no bfloat16 products: float32 is computed where it was asked for")
+    if importlib.util.find_spec("torch") is not None:
+        yield _device()
+
+
+def _device() -> Check:
+    """Where stages will compute, and a GPU that they leave alone because torch does not see it."""
+    try:
+        asked = asked_for()
+        chosen = accelerator()
+    except (PreflightError, SettingsError) as error:
+        return Check("device", "error", error.message, error.hint)
+    kind, _, index = chosen.partition(":")
+    if kind != CPU:
+        return Check("device", "ok", f"{chosen}, {gpu_names()[int(index)]}: stages compute there")
+    if asked == CPU:
+        return Check("device", "ok", f"{CPU}, as the environment asks ({VARIABLE} or ACCELERATE_USE_CPU)")
+    driver = [gpu["name"] for gpu in gpus_of_the_driver()]
+    if not driver:
+        return Check("device", "ok", f"{CPU}: there is no GPU")
+    return Check(
+        "device",
+        "warning",
+        f"{CPU}: the driver has {', '.join(driver)}, torch {_version('torch')} sees no GPU",
+        f"install a build of torch with CUDA and look at CUDA_VISIBLE_DEVICES; {VARIABLE}={CPU} says that it is meant",
+    )
 
 
 def _no_workspace() -> Check:

@@ -17,6 +17,7 @@ from dspark.config.build import FOLDERS, ResolvedBuild
 from dspark.config.models import DType, FolderSource, RandomSource
 from dspark.corpus.expected import expected_prompts
 from dspark.corpus.summary import PromptsSummary
+from dspark.device import accelerator
 from dspark.drafters.sizes import DrafterSize, drafter_size
 from dspark.errors import DataError, SettingsError
 from dspark.features.sizes import deepspec_bytes_per_token
@@ -162,14 +163,14 @@ def estimate(
     Raises:
         SettingsError: nothing tells the target's size; says how to get it. Or the catalogue's config is another
             model's, or taps do not fit the target.
-        SettingsError, PreflightError, DataError: a domain cannot be read.
+        SettingsError, PreflightError, DataError: a domain cannot be read, or `DSPARK_DEVICE` names what is not there.
     """
     spec = chosen.build.target
     shape, taps, limit, config_from = target_shape(workspace, chosen)
     splits, longest_prompt, tokens_from = _splits(workspace, chosen, tokens, limit)
     settings = chosen.build
     longest = longest_prompt + settings.corpus.responses.max_new_tokens
-    device, training_device = stage_devices()
+    device = stage_device()
     job = Job(
         shape=shape,
         drafter=drafter_size(shape, taps, settings.drafter),
@@ -183,9 +184,9 @@ def estimate(
         calibration=settings.calibration,
         chunks=_chunks(),
         device=device,
-        training_device=training_device,
+        training_device=device,
         dtype=arithmetic(spec.dtype, device),
-        precision=arithmetic(settings.training.precision, training_device),
+        precision=arithmetic(settings.training.precision, device),
         read_budget=store_settings(workspace).read_budget_mib << 20,
     )
     if measure is None:
@@ -199,7 +200,7 @@ def estimate(
     }
     seconds = {"responses": responses_seconds(job, rates), "features": features_seconds(job, rates)}
     if settings.training.imported is None:  # an imported drafter is not trained
-        memory["train"] = _stage_memory(training_memory(job), training_device)
+        memory["train"] = _stage_memory(training_memory(job), device)
         seconds["train"] = training_seconds(job, rates)
     seconds["calibrate"] = calibration_seconds(job, rates)
     store = feature_store(workspace)
@@ -264,12 +265,13 @@ def target_shape(workspace: Workspace, chosen: ResolvedBuild) -> tuple[TargetSha
     return shape, len(taps), limit, found_in
 
 
-def stage_devices() -> tuple[str, str]:
-    """Where the target runs in stages, and where drafters are trained: torch's types of the devices."""
-    import torch
+def stage_device() -> str:
+    """Where the target runs in stages and drafters are trained: torch's type of the device.
 
-    # Stages load the target as `targets.loading.load_target` does unless told otherwise; training is accelerate's.
-    return "cpu", "cuda" if torch.cuda.is_available() else "cpu"
+    Raises:
+        PreflightError: `DSPARK_DEVICE` asks for a GPU, and torch sees none.
+    """
+    return accelerator().partition(":")[0]
 
 
 def _splits(

@@ -60,7 +60,7 @@ def export_target(workspace: Workspace, name: str, out: Path, listener: Listener
     progress = ListenedProgress(listener, f"{STAGE}@{name}")
     with run_lock(workspace, f"dspark targets export {name}", listener.note), _noted(workspace, name, out, listener):
         record = materialise(spec, root=workspace.root, progress=progress)
-        target = load_target(record, workspace.root, dtype="float32")
+        target = load_target(record, workspace.root, dtype="float32", device="cpu")
         prompts = _prompts(workspace, target)
         description = write_target(target, prompts, out, new_tokens=_NEW_TOKENS, progress=progress)
     progress.end(time.monotonic() - started)

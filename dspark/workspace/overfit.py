@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.config.build import FOLDERS, ResolvedBuild
+from dspark.device import accelerator
 from dspark.io.progress import Progress, install_stop_signals
 from dspark.targets.materialise import materialise
 from dspark.workspace.layout import Workspace
@@ -40,18 +41,18 @@ def overfit_target(
         steps, learning_rate, new_tokens, share: see `evaluation.overfit.overfit`.
     Raises:
         SettingsError: no drafter of this recipe fits the target.
-        PreflightError, ServiceError: the target cannot be had.
+        PreflightError, ServiceError: the target cannot be had, or `DSPARK_DEVICE` names what is not there.
     """
     from dspark.evaluation.overfit import overfit
     from dspark.targets.loading import load_target
 
-    build = resolved.build
+    build, device = resolved.build, accelerator()
     install_stop_signals()
     progress = ListenedProgress(listener, f"{STAGE}@{build.name}")
     started = time.monotonic()
     with run_lock(workspace, f"dspark overfit of build {build.name!r}", listener.note):
         record = materialise(build.target, root=workspace.root, progress=progress)
-        target = load_target(record, workspace.root)
+        target = load_target(record, workspace.root, device=device)
         report = overfit(
             target,
             _prompts(workspace, resolved, target, sequences, progress),

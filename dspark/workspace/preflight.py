@@ -15,6 +15,7 @@ from importlib import metadata
 from dspark.config.build import ResolvedBuild
 from dspark.config.models import ShardRecords, TargetSpec
 from dspark.corpus.domains import domain_file
+from dspark.device import CPU, VARIABLE, accelerator, asked_for, declared
 from dspark.errors import DsparkError, PreflightError, ServiceError
 from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
@@ -70,6 +71,7 @@ def find_problems(workspace: Workspace, resolved: ResolvedBuild) -> list[Problem
     return [
         *missing_extras(resolved),
         *conflicting_runtimes(),
+        *unusable_device(resolved),
         *unreadable_pipeline(workspace),
         *unfit_profiles(resolved),
         *unfit_records(workspace, resolved),
@@ -108,6 +110,43 @@ def missing_extras(resolved: ResolvedBuild) -> list[Problem]:
     runtime = resolved.build.export.onnx or any(item.draft_backend == "onnxruntime" for item in resolved.profiles)
     if runtime and importlib.util.find_spec("onnxruntime") is None:
         problems.append(Problem("not installed: onnxruntime", "pip install 'dspark[cpu]', or set export.onnx to false"))
+    return problems
+
+
+def unusable_device(resolved: ResolvedBuild) -> list[Problem]:
+    """What `DSPARK_DEVICE` forbids or asks for in vain, and what drafting on a profile's GPU lacks.
+
+    torch is loaded only where the variable asks for a GPU; which GPUs there are for profiles, their driver tells.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return []  # said already
+    try:
+        asked = asked_for()
+        if asked is not None:
+            accelerator()
+    except DsparkError as error:
+        return [Problem(error.message, error.hint)]
+    problems = []
+    for profile in resolved.profiles:
+        if profile.engine != "reference" or profile.access != "local" or declared(profile) == CPU:
+            continue
+        if asked == CPU:
+            problems.append(
+                Problem(
+                    f"serving profile {profile.name} is measured on {profile.hardware}, {VARIABLE} is {CPU}",
+                    f"unset {VARIABLE}, or leave the profile out of the build's serving_profiles",
+                )
+            )
+        drafts = resolved.build.export.onnx or "onnxruntime" in (profile.draft_backend, *profile.profile_backends)
+        if drafts and _installed("onnxruntime") and not _installed("onnxruntime-gpu"):
+            problems.append(
+                Problem(
+                    f"not installed: onnxruntime-gpu (serving profile {profile.name} times ONNX Runtime on "
+                    f"{profile.hardware})",
+                    "pip uninstall onnxruntime && pip install 'dspark[gpu]', or set export.onnx to false and the "
+                    "profile's profile_backends to [torch]",
+                )
+            )
     return problems
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dspark.config.stages import BY_NAME, Stage
+from dspark.device import VARIABLE, memory_error
 from dspark.errors import DataError, DsparkError, Interrupted, StageError
 from dspark.io.atomic import replace_tree
 from dspark.io.digest import digest_json, digest_tree
@@ -261,8 +262,8 @@ def _result(name: str, key: str, failure: BaseException | None, outputs: list[st
         result.exit_code, result.hint = failure.exit_code, failure.hint
     elif isinstance(failure, ModuleNotFoundError):
         result.hint = "install what the pipeline needs: pip install 'dspark[pipeline,cpu]'"
-    elif isinstance(failure, MemoryError):
-        result.hint = "lower the batch size of this stage (see params.yaml)"
+    elif memory_error(failure):
+        result.hint = f"lower the batch size of this stage (see params.yaml); if a GPU is too small, {VARIABLE}=cpu"
     else:
         result.message = f"{result.category}: {result.message}"
         result.hint = "this is a fault in dspark: please report it with the log"

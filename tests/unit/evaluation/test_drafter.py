@@ -72,6 +72,29 @@ def test_without_bfloat16_products_everything_is_measured_on_the_float32_pair(tm
 
 
 @pytest.mark.usefixtures("quick")
+def test_only_what_is_sampled_goes_to_a_faster_device(tmp_path: Path, processor_flags):
+    processor_flags("avx512_bf16")
+    asked: list[tuple[str, str]] = []
+
+    def at(place: str):
+        def counted(dtype: str) -> tuple[Target, DSparkDrafter]:
+            asked.append((place, dtype))
+            return load(dtype)
+
+        return counted
+
+    settings = SETTINGS.model_copy(update={"temperatures": (0.7, 1.0), "sampled_dtype": "float32"})
+    evaluate_drafter(
+        at("measured"), PROMPTS, settings, tmp_path / "a", training_domains=["math"], sampled=at("fast")
+    )  # fmt: skip
+    # Losslessness, sampling at both temperatures, throughput: the same dtype on the other device is another target.
+    assert asked == [("measured", "float32"), ("fast", "float32"), ("measured", "bfloat16")]
+    asked.clear()
+    evaluate_drafter(at("measured"), PROMPTS, settings, tmp_path / "b", training_domains=["math"])
+    assert asked == [("measured", "float32"), ("measured", "bfloat16")]
+
+
+@pytest.mark.usefixtures("quick")
 def test_everything_is_measured_into_one_folder(tmp_path: Path, processor_flags):
     processor_flags("avx512_bf16")
     curve = CostCurve(sample_batch_tokens=(1, 4), sample_steps_per_second=(10.0, 9.0), max_batch_tokens=16)

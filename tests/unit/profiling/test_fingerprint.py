@@ -70,6 +70,18 @@ def test_gpus_and_their_driver_are_part_of_it(tmp_path: Path, monkeypatch: pytes
     assert "gpus" not in fingerprint(PROFILE)["hardware"]
 
 
+def test_a_profile_of_a_gpu_says_what_is_computed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name : X\nflags : avx2\n")
+    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
+    here = fingerprint(PROFILE)
+    there = fingerprint(PROFILE.model_copy(update={"hardware": Hardware(accelerator="NVIDIA H100")}))
+    assert (here["dtype"], here["kv_dtype"]) == ("float32", "float32"), "this processor has no bfloat16"
+    assert (there["dtype"], there["kv_dtype"], there["device"]) == ("bfloat16", "bfloat16", "cuda")
+    assert "device" not in here, "certificates of the CPU stay what they are"
+    assert here["launch_args_digest"] != there["launch_args_digest"]
+
+
 def test_it_loads_none_of_the_libraries_it_names():
     script = (
         "import sys; from dspark.config.models import ServingProfile; from dspark.profiling.fingerprint import *;"

@@ -148,6 +148,18 @@ def test_a_processor_without_bfloat16_computes_in_float32_with_the_same_weights(
     assert all(torch.equal(mine[name], value.float()) for name, value in half.model.named_parameters())
 
 
+def test_a_device_without_room_for_a_target_is_refused_with_the_way_out(target, workspace, monkeypatch):
+    from transformers import PreTrainedModel
+
+    def full(model, device):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+    monkeypatch.setattr(PreTrainedModel, "to", full)
+    with pytest.raises(PreflightError, match=r"takes 0\.0 GiB, cuda:1 has no room") as caught:
+        load_target(target.record, workspace, device="cuda:1")
+    assert "DSPARK_DEVICE=cpu" in caught.value.hint
+
+
 def test_a_target_that_is_not_in_the_store_names_the_command(target, tmp_path):
     with pytest.raises(PreflightError) as caught:
         load_target(target.record, tmp_path)

@@ -140,6 +140,22 @@ def test_a_local_folder_tells_its_own_size(workspace: Workspace) -> None:
         estimated(workspace, "mine")
 
 
+def test_everything_is_counted_on_the_device_that_stages_use(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = estimated(workspace, "qwen3-8b", tokens=10_000_000)
+    assert {stage.device for stage in on_cpu.memory.values()} == {"cpu"}
+    monkeypatch.delenv("DSPARK_DEVICE", raising=False)
+    monkeypatch.setattr("dspark.device.gpu_names", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (1 << 37, 141 << 30))
+    on_gpu = estimated(workspace, "qwen3-8b", tokens=10_000_000)
+    assert {stage.device for stage in on_gpu.memory.values()} == {"cuda"} and on_gpu.dtype == "bfloat16"
+    assert {stage.available for stage in on_gpu.memory.values()} == {141 << 30}
+    features = on_gpu.memory["features"]
+    assert features.host_bytes == features.parts["a shard"]
+    assert features.parts["taps"] >= on_cpu.memory["features"].parts["taps"]  # sequences share a pass there
+
+
 def test_an_unknown_size_is_refused_with_the_way_to_get_it(workspace: Workspace) -> None:
     (workspace.root / "pipeline/targets/far.yaml").write_text("source: {kind: hub, repo: some/where}\n")
     with pytest.raises(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dspark.config.build import ResolvedBuild
-from dspark.config.models import ServingProfile
+from dspark.config.models import Hardware, ServingProfile
 from dspark.config.resolve import resolve
 from dspark.errors import PreflightError, ServiceError
 from dspark.workspace import preflight
@@ -49,6 +49,34 @@ def test_both_onnxruntime_distributions_are_an_error(monkeypatch: pytest.MonkeyP
     assert len(problems) == 1
     assert "onnxruntime and onnxruntime-gpu are both installed" in problems[0].what
     assert "pip uninstall" in problems[0].hint
+
+
+def test_a_device_that_is_not_there_is_named_before_anything_starts(
+    resolved: ResolvedBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, said in (
+        ("cuda", "DSPARK_DEVICE is cuda, torch"),
+        ("cuda:1", "DSPARK_DEVICE is 'cuda:1': it can be cpu or cuda"),
+    ):
+        monkeypatch.setenv("DSPARK_DEVICE", value)
+        monkeypatch.setattr("dspark.device.gpu_names", list)
+        (problem,) = preflight.unusable_device(resolved)
+        assert problem.what.startswith(said) and problem.hint
+    monkeypatch.setenv("DSPARK_DEVICE", "cpu")
+    assert preflight.unusable_device(resolved) == []
+
+
+def test_what_a_profile_on_a_gpu_needs_is_named(resolved: ResolvedBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = resolved.profiles[0].model_copy(update={"hardware": Hardware(accelerator="NVIDIA H100")})
+    on_a_gpu = replace(resolved, profiles=(profile,))
+    monkeypatch.setattr(preflight, "_installed", lambda name: name == "onnxruntime")
+    monkeypatch.setenv("DSPARK_DEVICE", "cpu")
+    kept, absent = preflight.unusable_device(on_a_gpu)
+    assert kept.what == f"serving profile {profile.name} is measured on 1 x NVIDIA H100, DSPARK_DEVICE is cpu"
+    assert absent.what.startswith("not installed: onnxruntime-gpu") and "dspark[gpu]" in absent.hint
+    monkeypatch.delenv("DSPARK_DEVICE")
+    monkeypatch.setattr(preflight, "_installed", lambda name: name == "onnxruntime-gpu")
+    assert preflight.unusable_device(on_a_gpu) == []
 
 
 def test_domains_without_their_file_are_named(workspace: Workspace, resolved: ResolvedBuild) -> None:
