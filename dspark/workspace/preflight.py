@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from dspark.config.build import ResolvedBuild
-from dspark.config.models import ShardRecords, TargetSpec
+from dspark.config.models import ServingProfile, ShardRecords, TargetSpec
 from dspark.corpus.domains import domain_file
-from dspark.device import CPU, VARIABLE, accelerator, asked_for, declared
+from dspark.device import CPU, accelerator, asked_for, declared, serving_device
 from dspark.errors import DsparkError, PreflightError, ServiceError
 from dspark.targets.materialise import require_files
 from dspark.workspace.fetch import is_current
@@ -114,9 +114,9 @@ def missing_extras(resolved: ResolvedBuild) -> list[Problem]:
 
 
 def unusable_device(resolved: ResolvedBuild) -> list[Problem]:
-    """What `DSPARK_DEVICE` forbids or asks for in vain, and what drafting on a profile's GPU lacks.
+    """What `DSPARK_DEVICE` forbids or asks for in vain, and what is missing for profiles that are measured on a GPU.
 
-    torch is loaded only where the variable asks for a GPU; which GPUs there are for profiles, their driver tells.
+    torch is loaded only where the variable asks for a GPU, or a profile names one that the driver has.
     """
     if importlib.util.find_spec("torch") is None:
         return []  # said already
@@ -128,26 +128,37 @@ def unusable_device(resolved: ResolvedBuild) -> list[Problem]:
         return [Problem(error.message, error.hint)]
     problems = []
     for profile in resolved.profiles:
-        if profile.engine != "reference" or profile.access != "local" or declared(profile) == CPU:
-            continue
-        if asked == CPU:
-            problems.append(
-                Problem(
-                    f"serving profile {profile.name} is measured on {profile.hardware}, {VARIABLE} is {CPU}",
-                    f"unset {VARIABLE}, or leave the profile out of the build's serving_profiles",
-                )
-            )
-        drafts = resolved.build.export.onnx or "onnxruntime" in (profile.draft_backend, *profile.profile_backends)
-        if drafts and _installed("onnxruntime") and not _installed("onnxruntime-gpu"):
-            problems.append(
-                Problem(
-                    f"not installed: onnxruntime-gpu (serving profile {profile.name} times ONNX Runtime on "
-                    f"{profile.hardware})",
-                    "pip uninstall onnxruntime && pip install 'dspark[gpu]', or set export.onnx to false and the "
-                    "profile's profile_backends to [torch]",
-                )
-            )
+        if profile.engine == "reference" and profile.access == "local" and declared(profile) != CPU:
+            problems += [*_unseen_by_torch(profile, asked), *_undraftable(profile, resolved)]
     return problems
+
+
+def _unseen_by_torch(profile: ServingProfile, asked: str | None) -> list[Problem]:
+    """A profile's GPU that the machine has and stages could not use; of one that it has not, `unfit_profiles` tells."""
+    from dspark.profiling.fingerprint import gpus_of_the_driver
+
+    name = profile.hardware.accelerator.lower()
+    if asked != CPU and not any(name in gpu["name"].lower() for gpu in gpus_of_the_driver()):
+        return []
+    try:
+        serving_device(profile)
+    except PreflightError as error:
+        return [Problem(error.message, error.hint)]
+    return []
+
+
+def _undraftable(profile: ServingProfile, resolved: ResolvedBuild) -> list[Problem]:
+    """ONNX Runtime for the CPU alone, where it is to be timed on a profile's GPU."""
+    timed = resolved.build.export.onnx or "onnxruntime" in (profile.draft_backend, *profile.profile_backends)
+    if not timed or _installed("onnxruntime-gpu") or not _installed("onnxruntime"):
+        return []
+    return [
+        Problem(
+            f"not installed: onnxruntime-gpu (serving profile {profile.name} times ONNX Runtime on {profile.hardware})",
+            "pip uninstall onnxruntime && pip install 'dspark[gpu]', or set export.onnx to false and the profile's "
+            "profile_backends to [torch]",
+        )
+    ]
 
 
 def unfit_profiles(resolved: ResolvedBuild) -> list[Problem]:

@@ -2,7 +2,8 @@
 
 So whole loops run, to the bits of the CPU, and stop where somebody forgot a device: at an operation on tensors of both
 devices (a CPU tensor without dimensions is a number, and CPU tensors may index), at `numpy()` of a tensor that is not
-on the CPU, at random numbers of a CPU generator. What this cannot show: kernels, their rounding, memory, speed.
+on the CPU, at random numbers of a CPU generator. What this cannot show: kernels, their rounding, autocast, memory,
+speed.
 
 torch itself takes these tensors for `meta` ones, the only kind besides the CPU's that a CPU build works with.
 """

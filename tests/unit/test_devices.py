@@ -98,7 +98,7 @@ def on(device: torch.device, settings: DrafterSettings = DRAFTERS["dspark"], tar
                 parameter.mul_(8)  # proposals that vary from token to token
         if settings.draft_vocab_size:
             drafter.markov_head.reset_constant_channel()
-    return target, drafter.to(target.device)
+    return target, drafter.to(target.device, target.dtype)
 
 
 def told(decoded: Any) -> Any:
@@ -151,6 +151,16 @@ def test_so_does_every_kind_of_drafter(kind: str, temperature: float) -> None:
     expected = decoded(*on(torch.device("cpu"), DRAFTERS[kind]), temperature=temperature)
     with machine_with_a_gpu():
         assert decoded(*on(DEVICE, DRAFTERS[kind]), temperature=temperature) == expected
+
+
+@pytest.mark.parametrize("path", ["answers, nucleus", "greedy", "sampled", "replay"])
+def test_so_it_does_in_bfloat16(path: str) -> None:
+    def pair(device: torch.device) -> Any:
+        return on(device, target=tiny_target(VOCABULARY, spread=0.3, dtype=torch.bfloat16))
+
+    expected = PATHS[path](*pair(torch.device("cpu")))
+    with machine_with_a_gpu():
+        assert PATHS[path](*pair(DEVICE)) == expected
 
 
 def test_so_does_every_family(family_target: Target) -> None:

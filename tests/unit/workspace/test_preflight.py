@@ -74,8 +74,15 @@ def test_what_a_profile_on_a_gpu_needs_is_named(resolved: ResolvedBuild, monkeyp
     kept, absent = preflight.unusable_device(on_a_gpu)
     assert kept.what == f"serving profile {profile.name} is measured on 1 x NVIDIA H100, DSPARK_DEVICE is cpu"
     assert absent.what.startswith("not installed: onnxruntime-gpu") and "dspark[gpu]" in absent.hint
+    assert "unset DSPARK_DEVICE" in kept.hint
     monkeypatch.delenv("DSPARK_DEVICE")
     monkeypatch.setattr(preflight, "_installed", lambda name: name == "onnxruntime-gpu")
+    assert preflight.unusable_device(on_a_gpu) == [], "that this machine has no such GPU is said of the profile"
+    monkeypatch.setattr("dspark.profiling.fingerprint.gpus_of_the_driver", lambda: [{"name": "NVIDIA H100 PCIe"}])
+    monkeypatch.setattr("dspark.device.gpu_names", list)
+    (unseen,) = preflight.unusable_device(on_a_gpu)  # rather than after hours, in stage `profile`
+    assert "measured on 1 x NVIDIA H100, torch" in unseen.what and "dspark doctor" in unseen.hint
+    monkeypatch.setattr("dspark.device.gpu_names", lambda: ["NVIDIA H100 PCIe"])
     assert preflight.unusable_device(on_a_gpu) == []
 
 
