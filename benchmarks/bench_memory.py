@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 SIZES = (1, 4, 16)
-# Of the smallest corpus: shards, sequences in each, tokens in each. Its dev split, half as large, fills its budget already.
+# Of the smallest corpus: shards, sequences in each, tokens in each. Half as many shards of dev split fill its budget.
 SHARDS, SEQUENCES, LENGTH = 4, 32, 128
 WIDTH, TAPS, VOCAB = 512, 5, 512
 BUDGET_MIB = 64
