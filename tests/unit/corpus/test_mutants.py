@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import dspark
 from dspark.config.models import CorpusSettings, DomainSpec, SplitShares
 from dspark.errors import DataError
 
@@ -51,6 +52,9 @@ def room(module=None, old="", new=""):
         for name in [name for name in sys.modules if name == ROOM or name.startswith(f"{ROOM}.")]:
             del sys.modules[name]
         sys.modules.update(kept)
+        del dspark.corpus  # a package holds what was imported from it
+        if ROOM in kept:
+            dspark.corpus = kept[ROOM]
 
 
 def read(corpus, *rows):

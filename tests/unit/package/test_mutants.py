@@ -286,9 +286,14 @@ def mutant(module: str, old: str, new: str):
         exec(compile(source.replace(old, new), spec.origin, "exec"), mutated.__dict__)
         yield importlib.import_module("dspark.package.verify")
     finally:
+        package = sys.modules["dspark.package"]  # holds what was imported from it
         for name in [name for name in sys.modules if name.startswith("dspark.package.")]:
             del sys.modules[name]
-        sys.modules.update(kept)
+            vars(package).pop(name.rpartition(".")[2], None)
+        for name, module in kept.items():
+            sys.modules[name] = module
+            if name.count(".") == 2:
+                setattr(package, name.rpartition(".")[2], module)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
