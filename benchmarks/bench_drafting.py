@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from pairs import ratio, report
+from smollm2 import TAPS, VOCABULARY, WIDTH, drafter_config
 
 from dspark.decoding.drafting import Proposer, TorchProposer
 from dspark.decoding.draws import CounterDraws
-from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.engines.onnxruntime import OnnxProposer
 from dspark.export.onnx import export_onnx
 from dspark.targets.record import TargetRecord
 
-VOCABULARY, WIDTH, GAMMA, TAPS = 49152, 576, 4, (1, 8, 14, 20, 27)
+GAMMA = 4
 DIGESTS = ("digest", "weights_digest", "embedding_digest", "head_digest", "tokenizer_digest", "chat_template_digest")
 RECORD = TargetRecord(
     name="smollm2-135m",
@@ -42,25 +42,7 @@ RECORD = TargetRecord(
 
 
 def make_drafter(draft_vocab_size: int | None) -> DSparkDrafter:
-    config = DrafterConfig(
-        gamma=GAMMA,
-        layers=2,
-        taps=TAPS,
-        mask_token_id=3,
-        hidden_size=WIDTH,
-        intermediate_size=1536,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        rope={"rope_type": "default", "rope_theta": 1e5},
-        max_position=8192,
-        vocab_size=VOCABULARY,
-        markov_rank=64,
-        draft_vocab_size=draft_vocab_size,
-        target_model_type="llama",
-        num_target_layers=30,
-    )
+    config = drafter_config(gamma=GAMMA, layers=2, markov_rank=64, draft_vocab_size=draft_vocab_size)
     generator = torch.Generator().manual_seed(0)
     embedding = torch.randn(VOCABULARY, WIDTH, generator=generator) * 0.1
     ids = None if draft_vocab_size is None else torch.arange(draft_vocab_size) * VOCABULARY // draft_vocab_size

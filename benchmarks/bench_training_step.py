@@ -21,43 +21,26 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from pairs import ratio, report
+from smollm2 import TAPS, VOCABULARY, WIDTH, drafter_config
 from torch import Tensor
 from torch.nn import functional
 
 from dspark.config.models import TrainingSettings
 from dspark.drafters import attention, fused
 from dspark.drafters.backbone import rotate
-from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.training.batches import Batch, make_batch
 from dspark.training.learner import Learner
 from dspark.training.objective import TrainingObjective
 from dspark.training.processes import Processes
 
-VOCABULARY, WIDTH, TAPS, GAMMA = 49152, 576, (1, 8, 14, 20, 27), 7
+GAMMA = 7
 SEQUENCES, ANCHORS, LENGTH = 4, 128, 512  # 512 anchors in all
 TIMES, MEMORY = 1.5, 0.5  # the bars
 
 
 def make_learner(processes: Processes) -> Learner:
-    config = DrafterConfig(
-        gamma=GAMMA,
-        layers=5,
-        taps=TAPS,
-        mask_token_id=3,
-        hidden_size=WIDTH,
-        intermediate_size=1536,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        rope={"rope_type": "default", "rope_theta": 1e5},
-        max_position=8192,
-        vocab_size=VOCABULARY,
-        markov_rank=256,
-        target_model_type="llama",
-        num_target_layers=30,
-    )
+    config = drafter_config(gamma=GAMMA, layers=5, markov_rank=256)
     embedding = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0)) * 0.1
     drafter = DSparkDrafter(config, embedding, embedding, seed=1).to(processes.device)
     settings = TrainingSettings()
