@@ -13,6 +13,7 @@ from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from dspark.decoding.policies import Fixed
 from dspark.evaluation.certified import certified_acceptance
@@ -92,8 +93,10 @@ def _group(engine: str, description: Description, certificate: Certificate) -> d
     labels = {"engine": engine, "build": description.build}
     tau = {"record": "dspark:tau", "expr": _tau(engine, certificate.gamma), "labels": labels}
     alerts = [_off(engine, own), *_moved(engine, entry, certificate.gamma), *_expired(own)]
+    # In quotes, whatever its digits: `697043100123` and `12345678e901` are numbers to some reader of YAML.
+    package = DoubleQuotedScalarString(description.package_digest[:12])
     for alert in alerts:
-        alert["labels"] = {**alert["labels"], **labels, "package": description.package_digest[:12]}
+        alert["labels"] = {**alert["labels"], **labels, "package": package}
     return {"name": f"dspark-{description.build}-{engine}", "rules": [tau, *alerts]}
 
 

@@ -107,6 +107,16 @@ def test_the_text_is_what_is_verified(pristine):
     assert parse_yaml(rules_text(found)) == found == read_yaml(pristine / RULES)
 
 
+@pytest.mark.parametrize("digest", ["0123456789ab", "697043100123", "12345678e901", "000000000000"])
+def test_a_digest_that_looks_like_a_number_is_written_like_any_other(pristine, digest):
+    """One in about 140 does; an unquoted one would be a number to some reader, and its text another than the rest's."""
+    certificate = Certificate.model_validate_json((pristine / "certificate.json").read_text())
+    description = read_manifest(pristine).description().model_copy(update={"package_digest": digest + 52 * "a"})
+    text = rules_text(prometheus_rules(description, certificate))
+    written = [line.strip() for line in text.splitlines() if "package:" in line]
+    assert written and set(written) == {f'package: "{digest}"'}
+
+
 @needs_promtool
 def test_promtool_takes_the_rules(pristine):
     done = subprocess.run([PROMTOOL, "check", "rules", str(pristine / RULES)], capture_output=True, text=True)
