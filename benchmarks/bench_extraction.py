@@ -1,9 +1,9 @@
 """Extraction against the target's bare forward pass without its head: the same sequences, the same batches.
 
-    python benchmarks/bench_extraction.py [WORKSPACE [TARGET]]
+    python benchmarks/bench_extraction.py [WORKSPACE [BUILD]]
 
 Without a workspace the target is one of SmolLM2-135M's shape with random weights, with prompts and responses of the
-demo's lengths; with one it is the workspace's own, on the first sequences of its corpus.
+demo's lengths; with one it is the build's own, on the first sequences of its corpus.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dspark.config.models import FeatureSettings, TargetSpec
 from dspark.corpus.sequences import TokenSequence, read_sequences
 from dspark.features.extraction import extract
 from dspark.features.forward import BATCH_TOKENS, plan_batches
+from dspark.io.jsonfile import read_json
 from dspark.targets.loading import Target, load_target
 from dspark.targets.materialise import materialise
 from dspark.targets.record import read_record
@@ -54,10 +55,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if len(sys.argv) > 1:
-            root = Path(sys.argv[1])
-            record = read_record(root / "targets" / f"{sys.argv[2] if len(sys.argv) > 2 else 'smollm2-135m'}.json")
-            target = load_target(record, root)
-            rows = read_sequences(root / "corpora" / record.name / "responses" / "train.jsonl")[:SEQUENCES]
+            root, build = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m"
+            entry = read_json(root / ".dspark" / "dag.json")["builds"][build]
+            target = load_target(read_record(root / "targets" / f"{entry['target']}.json"), root)
+            rows = read_sequences(root / "corpora" / entry["corpus"] / "responses" / "train.jsonl")[:SEQUENCES]
         else:
             target, rows = made_up(folder)
         lengths = [len(row.token_ids) for row in rows]
