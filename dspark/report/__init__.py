@@ -1,4 +1,4 @@
-"""Reports from JSON on disk only: here the model card of a package."""
+"""Reports from files on disk only: the model card of a package, gates, and figures as SVG."""
 
 from dspark.report.card import render_card
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dspark.cli.boundary import run_command
 from dspark.io import progress
+from dspark.workspace.process import child_environment
 
 if TYPE_CHECKING:
     from conftest import FakeSandbox
@@ -126,3 +129,25 @@ def test_package(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> Non
 def test_status_before_any_run(fake: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
     called(capsys, "--workspace", str(fake.root / "pipeline"), "status", code=3)
     assert "nothing was run here yet" in as_json(capsys, "-C", str(fake.root), "status", code=3)["error"]
+
+
+def test_plots_are_dvc_plots_too(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures show in `dvc plots show`, and to DVC's stages they are nothing."""
+    assert "nothing to draw yet" in as_json(capsys, "plots", "fake", code=3)["error"]
+    percentiles = {"p50": 0.1, "p95": 0.2, "p99": 0.3}
+    speed = {"value": 5.0, "n": 3, "ci95": [4.0, 6.0]}
+    point = {"concurrency": 1, "arm": "none", "policy": "none", "verified_tokens_per_request": 0.0, "on_frontier": True}
+    point |= dict.fromkeys(("tokens_per_second", "tokens_per_second_per_user"), speed)
+    point |= dict.fromkeys(("ttft_seconds", "itl_seconds"), percentiles)
+    pareto = {"schema": "dspark/pareto/1", "dtype": "float32", "threads": 1, "points": [point]}
+    (inside.root / "builds/fake/evaluate/pareto.json").write_text(json.dumps(pareto))
+    assert list(as_json(capsys, "plots", "fake")["figures"]) == ["pareto"]
+    command = [sys.executable, "-m", "dvc", "plots", "show", "--out", "page"]
+    environment = child_environment(inside.workspace, None)
+    shown = subprocess.run(command, cwd=inside.root, env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "pareto.svg" in (inside.root / "page/index.html").read_text()
+    (inside.root / "builds/fake/evaluate/pareto.json").unlink()
+    assert [stage["status"] for stage in as_json(capsys, "run", "--target", "fake", "--no-publish")["stages"]] == [
+        "up to date"
+    ] * 10
