@@ -107,7 +107,7 @@ def evaluate_drafter(
         write_model(out / "paired.json", paired)
     target, drafter = loaded.in_dtype(settings.throughput_dtype, load)
     asked = [prompt for prompt in prompts if prompt.domain in training_domains] or list(prompts)
-    throughput = _measure_throughput(target, drafter, asked, settings, calibration, cost, backends, progress)
+    throughput = measure_throughput(target, drafter, asked, settings, calibration, cost, backends, progress)
     write_model(out / "pareto.json", pareto([throughput]))
     report = EvaluationMetrics(
         gamma=drafter.config.gamma,
@@ -157,7 +157,7 @@ def _check_lossless(
     return LosslessReport.of(greedy, check_sampled(progress))
 
 
-def _measure_throughput(
+def measure_throughput(
     target: Target,
     drafter: Drafter,
     prompts: Sequence[PreparedPrompt],
@@ -167,6 +167,12 @@ def _measure_throughput(
     backends: Backends | None,
     progress: Progress,
 ) -> ThroughputReport:
+    """Plain decoding, whole blocks of every backend, and scheduled ones where there are costs and confidences, in turn.
+
+    Args:
+        prompts: `throughput_prompts` of them are asked, domains in turn.
+        calibration, cost, backends, progress: see `evaluate_drafter`; the caller need not start the task.
+    """
     proposers: dict[str, Proposer] = {"torch": torch_proposer(drafter)}
     proposers |= backends(target) if backends is not None else {}
     arms = [Arm(NONE, None, NoDrafts())]

@@ -44,6 +44,7 @@ pytestmark = pytest.mark.slow
 PACKAGE = "builds/tiny/package"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/onnxruntime/decode.py"
 EXAMPLE_PROMPTS = EXAMPLE.parents[1] / "retrain/sql.jsonl"
+SUITES = Path(__file__).resolve().parents[1] / "data/suites"
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,39 @@ def test_the_package_is_verified_from_outside_the_workspace(tiny: tuple[Sandbox,
     data[-1] ^= 1
     weights.write_bytes(data)
     assert sandbox.dspark("package", "verify", str(copy), cwd=tmp_path).code == 7
+
+
+def test_a_finished_build_is_evaluated_on_a_suite_and_stays_as_it_is(tiny: tuple[Sandbox, Finished]) -> None:
+    """All nine sets from small files in their released formats; a second call decodes nothing."""
+    sandbox, _ = tiny
+    build = sandbox.root / "builds/tiny"
+    before = {path.name: digest_tree(path) for path in build.iterdir()}
+    lock = (sandbox.root / "dvc.lock").read_bytes()
+    asked = ["evaluate", "--build", "tiny", "--suite", "paper", "--data", str(SUITES), "--prompts", "2"]
+    asked += ["--new-tokens", "12", "--temperature", "0", "--temperature", "1"]
+    done = sandbox.dspark(*asked, "--json", timeout=300)
+    assert done.code == 0, done.err
+    report = done.json
+    names = ["gsm8k", "math500", "aime25", "mbpp", "humaneval", "livecodebench", "mt-bench", "alpaca", "arena-hard"]
+    assert sorted(report["origins"]) == sorted(names)
+    assert report["origins"]["gsm8k"]["rejected"] == {"duplicate": 1} and report["origins"]["mbpp"]["outside"] == 2
+    assert report["origins"]["mt-bench"]["turns_left_out"] == 2 and report["origins"]["humaneval"]["rows"] == 164
+    for found in report["temperatures"].values():
+        assert sorted(found["sets"]) == sorted(names) and sorted(found["groups"]) == ["chat", "code", "math"]
+        assert 1 <= found["mean"]["tau"]["value"] <= 5 and found["mean"]["tau"]["n"] == 18
+    out = build / "suites/paper"
+    assert {path.name for path in out.iterdir()} == {
+        "inputs.json", "suite.json", "per_position.csv", "threshold_sweep.csv", "records", "plots"}  # fmt: skip
+    assert (out / "plots/acceptance.svg").is_file()
+    text = sandbox.dspark(*asked, timeout=300)
+    assert text.code == 0 and "suite paper, temperature 1, gamma 4" in text.out, text.err
+    assert "mean of all" in text.out and "results  builds/tiny/suites/paper" in text.out
+    assert "mt-bench: 2 later turns of its conversations are not asked" in text.out
+    assert "at temperature" not in text.err, "nothing was decoded again"
+    shutil.rmtree(out.parent)
+    assert {path.name: digest_tree(path) for path in build.iterdir()} == before
+    assert (sandbox.root / "dvc.lock").read_bytes() == lock
+    assert sandbox.dspark("plots", "tiny", "--json").json["figures"].keys() >= {"acceptance", "pareto", "budget"}
 
 
 def test_a_second_run_does_nothing(tiny: tuple[Sandbox, Finished]) -> None:
