@@ -75,4 +75,4 @@ bench: $(INSTALLED) ## what the speed claims rest on
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 clean: ## remove the environment and everything that runs made
-	rm -rf $(VENV) .dspark corpora builds profiles targets mlflow dvc.lock
+	rm -rf $(VENV) .dspark corpora builds profiles targets studies mlflow dvc.lock

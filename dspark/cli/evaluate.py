@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from dspark.cli.options import as_json, print_json, print_table, request_of, short, which_build, workspace_of
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @which_build
+@click.option("--study", metavar="NAME", help="Of pipeline/studies: depth, length, rank, threshold, yours.")
 @click.option("--suite", metavar="NAME", help="A suite of pipeline/suites, for instance paper.")
 @click.option(
     "--data",
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 )
 @click.option("--throughput", is_flag=True, help="Measure tokens/s on the suite's prompts too.")
 @click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
 @as_json
 @click.pass_context
 def evaluate(
@@ -48,6 +52,7 @@ def evaluate(
     target: str | None,
     build: str | None,
     flags: tuple[str, ...],
+    study: str | None,
     suite: str | None,
     data: Path | None,
     out: Path | None,
@@ -57,30 +62,48 @@ def evaluate(
     temperatures: tuple[float, ...],
     throughput: bool,
     quiet: bool,
+    events: str | None,
+    debug: bool,
     json_output: bool,
 ) -> None:
-    """Evaluate the drafter of a finished build on benchmark sets, beside its evidence and without touching it.
+    """Evaluate a finished build on benchmark sets (--suite), or builds that differ in a few settings (--study).
 
-    Whole blocks are verified and the first turn of a conversation is asked. The same command goes on where it was
-    stopped.
+    A suite is asked beside the build's evidence and without touching it: whole blocks are verified, and the first turn
+    of a conversation is asked. A study trains and evaluates what it compares, as far as that is not done; all variants
+    share the build's corpus, and nothing is packaged or registered. The same command goes on where it was stopped.
     """
+    wanted = request_of(target, build, flags, debug=debug or context.obj["debug"])
+    if study is not None:
+        _refuse_with_study(context)
+        from dspark.cli.study import evaluate_study
+
+        evaluate_study(workspace_of(context), wanted, study, quiet=quiet, events=events, json_output=json_output)
+        return
     if suite is None or data is None:
-        raise click.UsageError("a suite needs both: --suite NAME --data DIR")
+        raise click.UsageError("name what to evaluate: --suite NAME --data DIR, or --study NAME")
     from dspark.cli.display import shown
     from dspark.io.jsonfile import model_json
     from dspark.workspace.evaluate import SuiteRequest, evaluate_on_suite
     from dspark.workspace.run import resolve_request
 
     workspace = workspace_of(context)
-    resolved = resolve_request(workspace, request_of(target, build, flags)).chosen
+    resolved = resolve_request(workspace, wanted).chosen
     request = SuiteRequest(suite, data, out, only, prompts, new_tokens, temperatures, throughput)
-    with shown(quiet=quiet, events=None) as listener:
+    with shown(quiet=quiet, events=events) as listener:
         folder, report = evaluate_on_suite(workspace, resolved, request, listener)
     if json_output:
         print_json(model_json(report))
         return
     _show(report)
     click.echo(f"results  {short(folder)}")
+
+
+def _refuse_with_study(context: click.Context) -> None:
+    """Options of a suite say nothing about a study."""
+    for name in ("suite", "data", "out", "only", "prompts", "new_tokens", "temperatures", "throughput"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            flag = "--temperature" if name == "temperatures" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for a suite, not for a study")
 
 
 def _show(report: SuiteReport) -> None:

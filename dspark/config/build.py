@@ -79,6 +79,7 @@ FOLDERS = {
     "domain": "pipeline/domains",
     "recipe": "pipeline/recipes",
     "build": "pipeline/builds",
+    "study": "pipeline/studies",
     "serving profile": "serving_profiles",
 }
 
@@ -147,17 +148,20 @@ class BuildReader:
             self._read[key] = read_mapping(self.root / path, path) if (self.root / path).is_file() else {}
         return dict(self._read[key])
 
-    def build(self, name: str, overrides: list[Override], overlay: Overlay | None = None) -> ResolvedBuild:
+    def build(
+        self, name: str, overrides: list[Override], overlay: Overlay | None = None, *, base: str | None = None
+    ) -> ResolvedBuild:
         """One build from all layers.
 
         Args:
             overrides: settings from the environment and flags, which win.
             overlay: what a verb lays over the build's file.
+            base: the build whose file it is made from, of a variant that has none of its own; None: `name`.
         Raises:
             Mistakes: everything that is wrong with it.
         """
         mistakes: list[Mistake] = []
-        parts, sections = self._layers(name, overrides, overlay, mistakes)
+        parts, sections = self._layers(name, base or name, overrides, overlay, mistakes)
         recipe = self._named(parts, "recipe", "recipe", RecipeSpec, mistakes)
         typed = {key: _validated(sections, key, model, mistakes) for key, model in SECTIONS.items()}
         target = self._named(parts, "target", "target", TargetSpec, mistakes)
@@ -204,24 +208,26 @@ class BuildReader:
                 [Mistake(parts.where(["corpus"]), describe(item, CorpusSettings, "corpus.")) for item in error.errors()]
             ) from None
         merged = Layered(parts.tree | sections.tree, parts.origins | sections.origins)
-        declared = (self.root / FOLDERS["build"] / f"{name}.yaml").is_file()
+        declared = (self.root / FOLDERS["build"] / f"{base or name}.yaml").is_file()
         return ResolvedBuild(build, domains, evaluation_domains, profiles, merged, declared, recording)
 
     def _layers(
-        self, name: str, overrides: list[Override], overlay: Overlay | None, mistakes: list[Mistake]
+        self, name: str, base: str, overrides: list[Override], overlay: Overlay | None, mistakes: list[Mistake]
     ) -> tuple[Layered, Layered]:
         """What a build is made of, and its settings, each from all layers."""
-        path = f"{FOLDERS['build']}/{name}.yaml"
+        path = f"{FOLDERS['build']}/{base}.yaml"
         values = self.mapping(path)
         origin = Origin("build", path, self.root / path)
         parts, sections = Layered(), Layered()
         self._lay_params(parts, sections, mistakes)
-        parts.merge({"target": name, "corpus": name, "name": name}, Origin("built-in", path))
+        parts.merge({"target": base, "corpus": base, "name": base}, Origin("built-in", path))
         parts.merge({key: value for key, value in values.items() if key in PARTS}, origin)
         for key in values.keys() - PARTS.keys() - SECTIONS.keys():
             mistakes.append(Mistake(origin.at([key]), f"unknown key {key!r}", suggestion(key, {*PARTS, *SECTIONS})))
-        if not NAME.match(name) or parts.tree["name"] != name:
-            mistakes.append(Mistake(path, f"a build is named as its file: {name!r} in a-z, 0-9, '.', '_' and '-'"))
+        if not NAME.match(name) or parts.tree["name"] != base:
+            mistakes.append(Mistake(path, f"a build is named as its file: {base!r} in a-z, 0-9, '.', '_' and '-'"))
+        if overlay is not None:
+            parts.merge({key: value for key, value in overlay.values.items() if key in PARTS}, overlay.origin)
         recipe = parts.tree.get("recipe")
         if recipe in declared_names(self.root / FOLDERS["recipe"]):
             file = f"{FOLDERS['recipe']}/{recipe}.yaml"
@@ -229,7 +235,6 @@ class BuildReader:
             sections.merge(raw, Origin("recipe", file, self.root / file))
         sections.merge({key: value for key, value in values.items() if key in SECTIONS}, origin)
         if overlay is not None:
-            parts.merge({key: value for key, value in overlay.values.items() if key in PARTS}, overlay.origin)
             sections.merge({key: value for key, value in overlay.values.items() if key in SECTIONS}, overlay.origin)
         for override in overrides:
             (parts if override.keys[0] in ALONE else sections).merge(override.tree(), override.origin)

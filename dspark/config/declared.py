@@ -179,6 +179,11 @@ def hint_for(item: ErrorDetails, model: type[BaseModel]) -> str:
     return suggestion(str(key), fields) if fields else ""
 
 
+def _plural(word: str) -> str:
+    """Several of what a declaration declares."""
+    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+
+
 def relative(path: Path, root: Path | None) -> str:
     """The path as messages show it: below the workspace where it lies there."""
     if root is not None and path.is_relative_to(root):
@@ -218,7 +223,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 def _listing(word: str, names: Sequence[str]) -> str:
     listed = ", ".join(names) or "none yet"
-    return f"all {word}s: {listed}"
+    return f"all {_plural(word)}: {listed}"
 
 
 def _at(display: str, line: int | None) -> str:

@@ -25,6 +25,12 @@ class Pipeline:
     chosen: ResolvedBuild
     builds: dict[str, ResolvedBuild]
     broken: dict[str, SettingsError] = field(default_factory=dict)  # other builds whose files have mistakes
+    variants: tuple[ResolvedBuild, ...] = ()  # of a study of the chosen build, in its place
+
+    @property
+    def wanted(self) -> tuple[ResolvedBuild, ...]:
+        """The builds that are to be made: the variants, or the chosen one."""
+        return self.variants or (self.chosen,)
 
 
 def resolve(

@@ -71,6 +71,7 @@ class Axis:
         low, high: where it has to begin and end; None: round values that hold all data.
         kind: `values` is logarithmic with ticks at the data's own values.
         whole: ticks are whole numbers.
+        names: of what stands at 0, 1, ...; then none of the above but `key` and `label` is looked at.
     """
 
     key: str
@@ -79,9 +80,16 @@ class Axis:
     high: float | None = None
     kind: Literal["linear", "logarithmic", "values"] = "linear"
     whole: bool = False
+    names: tuple[str, ...] = ()
+
+    def said(self, value: float) -> str:
+        """A value in words, with the axis' name where it is a name itself."""
+        return f"{self.label} {self.names[round(value)]}" if self.names else f"{value:.4g}"
 
     def scale(self, values: Iterable[float]) -> Scale:
         """The scale that holds some values."""
+        if self.names:
+            return scales.named(self.names)
         known = list(values)
         if self.kind == "linear":
             return scales.linear(known, low=self.low, high=self.high, whole=self.whole)

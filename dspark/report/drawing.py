@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dspark.report.chart import AREAS, Figure, Panel, Point, Series
+from dspark.report.chart import AREAS, Axis, Figure, Panel, Point, Series
 from dspark.report.svg import Attribute, element, escaped, number, shortened, text_width, wrapped
 
 # Okabe and Ito's colours and a brown, those with a contrast of 3 or more to the light and to the dark background.
@@ -245,7 +245,7 @@ class _Drawing:
         if (number(x), number(y)) in taken.marks:  # hollow, so that the one below is seen
             outline |= {"fill": "none", "stroke": colour, "stroke-width": 1.5, "pointer-events": "all"}
         taken.marks.add((number(x), number(y)))
-        yield element("path", outline, element("title", {}, escaped(_told(series, point))))
+        yield element("path", outline, element("title", {}, escaped(_told(series, point, self.figure.x))))
         if point.note:
             wide = text_width(point.note, _NOTE)
             sides = (x + 6, x - 6 - wide)
@@ -331,9 +331,9 @@ def _meet(one: tuple[float, float, float, float], other: tuple[float, float, flo
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _told(series: Series, point: Point) -> str:
+def _told(series: Series, point: Point, x: Axis) -> str:
     """What a mark says when pointed at."""
-    said = f"{series.name}: {point.y:.4g} at {point.x:.4g}"
+    said = f"{series.name}: {point.y:.4g} at {x.said(point.x)}"
     if point.interval is not None:
         said += f", 95 % [{point.interval[0]:.4g}, {point.interval[1]:.4g}]"
     if point.n is not None:

@@ -118,6 +118,17 @@ def at_values(values: Sequence[float]) -> Scale:
     return Scale(known[0] / room, known[-1] * room, ticks, True)
 
 
+def named(names: Sequence[str]) -> Scale:
+    """An axis of things that have names and no size: the first stands at 0, the next at 1, and so on.
+
+    Raises:
+        ValueError: no name.
+    """
+    if not names:
+        raise ValueError("an axis needs values")
+    return Scale(-0.25, len(names) - 0.75, tuple(Tick(float(place), name) for place, name in enumerate(names)))
+
+
 def round_step(span: float, at_most: int, *, whole: bool = False) -> tuple[float, int]:
     """The smallest of 1, 2 and 5 times a power of ten that divides `span` into `at_most` steps or fewer.
 

@@ -27,8 +27,9 @@ from dspark.io.progress import Progress
 from dspark.processor import arithmetic
 from dspark.training.development import DevBatches, dev_metrics, dev_sums
 from dspark.training.methods import method_of
+from dspark.training.metrics import DevMetrics
 from dspark.training.processes import process_state
-from dspark.training.results import DevMetrics, write_curves
+from dspark.training.results import write_curves
 from dspark.training.sequences import TrainingSequence, usable_sequences
 from dspark.training.vocabulary import coverage, draft_columns
 

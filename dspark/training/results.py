@@ -6,14 +6,13 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING
 
 from dspark.drafters.base import Drafter
 from dspark.drafters.checkpoint import write_training_checkpoint
 from dspark.io.atomic import write_text
 from dspark.io.jsonfile import write_model
+from dspark.training.metrics import TrainMetrics
 
 if TYPE_CHECKING:
     from dspark.targets.record import TargetRecord
@@ -34,45 +33,6 @@ COLUMNS = (
     "seconds",
 )
 Row = dict[str, float | int | None]
-
-
-class DevMetrics(BaseModel):
-    """The dev split at one step; lists are per draft position."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    step: int
-    dev_anchor_tau: float  # overstates the decoding loop's tau; see `development`
-    dev_anchor_tau_sampled: float
-    dev_cross_entropy: float
-    dev_l1: float
-    dev_confidence: float | None = None  # absent without a confidence head
-    dev_greedy_match: list[float]
-    dev_acceptance: list[float]
-    dev_confidence_error: list[float] | None = None  # likewise
-
-
-class TrainMetrics(BaseModel):
-    """`builds/<b>/train/metrics.json`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
-
-    schema_: Literal["dspark/train/1"] = Field(default="dspark/train/1", alias="schema")
-    geometry: str
-    trainable_parameters: int
-    steps: int
-    train_sequences: int
-    train_tokens: int  # of those sequences, once
-    skipped_sequences: int  # responses too short for an anchor
-    dev_sequences: int
-    draft_vocab_size: int
-    draft_vocab_coverage: float  # share of dev response tokens that the drafter may propose
-    precision: Literal["float32", "bfloat16"]
-    includes_bonus: bool = True
-    drawn_sequences: dict[str, int] = {}  # of each domain, in all steps; of a mixture only
-    initial: DevMetrics | None = None  # of the drafter that training started from
-    best: DevMetrics  # of the weights handed on
-    final: DevMetrics
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class Schedule:
         number, offset = divmod(step, self._steps)
         return self._plan(number)[offset]
 
+    def seen_tokens(self, steps: int) -> int:
+        """Tokens of the sequences of the first steps, as often as they come."""
+        return sum(int(self.lengths[self.sequences_of(step)].sum()) for step in range(steps))
+
     def drawn(self, steps: int) -> dict[str, int]:
         """How many sequences of each domain the first steps see; empty without a mixture."""
         if not self._domains:

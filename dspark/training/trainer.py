@@ -26,10 +26,11 @@ from dspark.processor import arithmetic
 from dspark.training.development import DevBatches, dev_metrics, dev_sums
 from dspark.training.learner import Learner
 from dspark.training.methods import method_of
+from dspark.training.metrics import DevMetrics, TrainMetrics
 from dspark.training.objective import mean_losses
 from dspark.training.optimisation import learning_rate
 from dspark.training.processes import Processes
-from dspark.training.results import COLUMNS, DevMetrics, Row, TrainingResult, TrainMetrics
+from dspark.training.results import COLUMNS, Row, TrainingResult
 from dspark.training.resume import (
     BestWeights,
     TrainingState,
@@ -279,6 +280,7 @@ class Trainer:
             steps=self.step,
             train_sequences=len(self.train_sequences),
             train_tokens=int(self.steps.schedule.lengths.sum()),
+            seen_tokens=self.steps.schedule.seen_tokens(self.step),
             skipped_sequences=self.skipped,
             dev_sequences=len(self.dev_sequences),
             draft_vocab_size=self.config.proposed_vocab_size,

@@ -178,15 +178,15 @@ def prepare_cache(workspace: Workspace) -> None:
     workspace.dvc_cache.chmod(0o700)
 
 
-def changed_stages(workspace: Workspace, target: str) -> dict[str, list[str]]:
-    """What `dvc status` says about a stage and everything it depends on.
+def changed_stages(workspace: Workspace, *targets: str) -> dict[str, list[str]]:
+    """What `dvc status` says about stages and everything they depend on.
 
     Returns:
         for each stage that would run, the reasons; of one that never ran, that.
     Raises:
         PreflightError: DVC cannot read the workspace.
     """
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "status", "--json", "--with-deps", target]
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", "status", "--json", "--with-deps", *targets]
     prepare_cache(workspace)
     done = subprocess.run(
         command,

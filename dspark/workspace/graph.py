@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,14 +86,31 @@ def instances(resolved: ResolvedBuild) -> list[Instance]:
     return [Instance(stage, key, entry) for stage in STAGES for key, entry in filled[stage.per].items()]
 
 
+def feeds(upstream: Instance, downstream: Instance) -> bool:
+    """True if one stage reads what the other writes, directly."""
+    output = upstream.stage.output(upstream.key, upstream.entry)
+    read = downstream.stage.dependencies(downstream.key, downstream.entry)
+    return any(f"{path}/".startswith(f"{output}/") or f"{output}/".startswith(f"{path}/") for path in read)
+
+
+def leading_to(goal: str, builds: Iterable[ResolvedBuild]) -> list[Instance]:
+    """A stage of some builds and all that it depends on, each once, those that are read before those that read them."""
+    found = {instance.name: instance for resolved in builds for instance in instances(resolved)}
+    kept: list[Instance] = []
+    for instance in reversed(found.values()):
+        if instance.stage.name == goal or any(feeds(instance, later) for later in kept):
+            kept.append(instance)
+    return kept[::-1]
+
+
 def write_dag(workspace: Workspace, pipeline: Pipeline) -> bool:
-    """Write `.dspark/dag.json` for all builds of the workspace.
+    """Write `.dspark/dag.json` for all builds of the workspace, and the variants that are wanted of one.
 
     Returns:
         True if it changed.
     """
     merged: dict[str, Entries] = {stage.per: {} for stage in STAGES}
-    for resolved in pipeline.builds.values():
+    for resolved in (*pipeline.builds.values(), *pipeline.variants):
         for name, entries in tables(resolved).items():
             merged[name].update(entries)
     return write_if_changed(workspace.dag, pretty_json(merged))

@@ -80,6 +80,10 @@ class Workspace:
         """Outputs of a build."""
         return self.root / "builds" / name
 
+    def study(self, build: str, name: str) -> Path:
+        """What a study of a build came to."""
+        return self.root / "studies" / build / name
+
     def work(self, stage: str, digest: str) -> Path:
         """Unfinished work of one stage on one set of inputs."""
         return self.state / "work" / stage / digest

@@ -14,7 +14,7 @@ from dspark.io.jsonfile import read_model
 from dspark.workspace import preflight
 from dspark.workspace.dvc import changed_stages
 from dspark.workspace.fetch import is_current
-from dspark.workspace.graph import Instance, instances
+from dspark.workspace.graph import Instance, feeds, instances
 from dspark.workspace.layout import Workspace
 from dspark.workspace.lock import repair_dvc, run_lock
 from dspark.workspace.results import StageResult, result_path
@@ -71,7 +71,7 @@ def plan(workspace: Workspace, pipeline: Pipeline) -> Plan:
     acting: list[Instance] = []
     for instance in instances(chosen):
         reasons = changed.get(instance.name, [])
-        behind = [other.name for other in acting if _feeds(other, instance)]
+        behind = [other.name for other in acting if feeds(other, instance)]
         size = _size(workspace.root / instance.stage.output(instance.key, instance.entry))
         if instance.stage.name == "features":
             size = _feature_bytes(workspace, chosen) or size
@@ -86,13 +86,6 @@ def plan(workspace: Workspace, pipeline: Pipeline) -> Plan:
         if reasons or behind:
             acting.append(instance)
     return Plan(chosen.name, chosen.build.target.name, problems, tuple(steps), shutil.disk_usage(workspace.root).free)
-
-
-def _feeds(upstream: Instance, downstream: Instance) -> bool:
-    """True if one stage reads what the other writes, directly."""
-    output = upstream.stage.output(upstream.key, upstream.entry)
-    read = downstream.stage.dependencies(downstream.key, downstream.entry)
-    return any(f"{path}/".startswith(f"{output}/") or f"{output}/".startswith(f"{path}/") for path in read)
 
 
 def _last_seconds(workspace: Workspace, instance: Instance) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 from dspark.config.build import ResolvedBuild
 from dspark.config.layers import Overlay
 from dspark.config.resolve import Pipeline, resolve
+from dspark.config.stages import BY_NAME
 from dspark.errors import DsparkError, Interrupted, StageError
 from dspark.io.atomic import write_if_changed
 from dspark.io.disk import disk_error, disk_errors
@@ -22,7 +23,7 @@ from dspark.registry.address import tracking_address
 from dspark.registry.reach import shown
 from dspark.workspace import fetch, preflight, shards
 from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
-from dspark.workspace.graph import instances, write_all_inputs, write_dag
+from dspark.workspace.graph import leading_to, write_all_inputs, write_dag
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Listener, Outcome
 from dspark.workspace.lock import keep_dvc_lock, repair_dvc, run_lock
@@ -32,6 +33,8 @@ from dspark.workspace.results import RunRecord, log_path, new_run, write_record
 from dspark.workspace.stage import remove_finished
 from dspark.workspace.stores import join_store
 from dspark.workspace.summary import Registered, Summary, summarise
+
+PACKAGE = BY_NAME["package"].name
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,25 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
             kept for the next run or `dspark registry sync` then.
         Interrupted: stopped at a safe point; the same command goes on from there.
     """
+    return make(workspace, request, resolve_request(workspace, request), listener)
+
+
+def make(
+    workspace: Workspace, request: Request, pipeline: Pipeline, listener: Listener, *, goal: str = PACKAGE
+) -> Report:
+    """Make a stage of the builds that are wanted, and everything it depends on; a package is registered, too.
+
+    Args:
+        request: what the user asked for.
+        pipeline: what that came to.
+        goal: the stage.
+    Raises:
+        DsparkError, Interrupted: as `run`.
+    """
     started = time.monotonic()
-    pipeline = resolve_request(workspace, request)
     uri = tracking_address(workspace.root, request.tracking_uri, request.environment)
-    preflight.check(workspace, pipeline.chosen)
+    for resolved in pipeline.wanted:
+        preflight.check(workspace, resolved)
     purpose = f"dspark {request.verb[0]} of build {pipeline.chosen.name!r}"
     with stopping(listener.note) as stopper, run_lock(workspace, purpose, listener.note) as lock:
         folder = new_run(workspace.runs, os.getpid())
@@ -127,17 +145,17 @@ def run(workspace: Workspace, request: Request, listener: Listener) -> Report:
             build=pipeline.chosen.name,
             pid=os.getpid(),
             started=time.time(),
-            stages=[instance.name for instance in instances(pipeline.chosen)],
+            stages=[instance.name for instance in leading_to(goal, pipeline.wanted)],
             flags=list(request.flags),
-            options=list(request.options),
+            options=list(request.options) if goal == PACKAGE else [],
             verb=list(request.verb),
         )
         write_record(folder, record)
-        publisher = Publisher(workspace, uri, listener) if request.publish else None
+        publisher = Publisher(workspace, uri, listener) if request.publish and goal == PACKAGE else None
         journal = publisher.begin(folder, record) if publisher is not None else None
         try:
             with disk_errors():
-                current = _Run(workspace, request, pipeline, journal or listener, stopper, lock, folder)
+                current = _Run(workspace, request, pipeline, goal, journal or listener, stopper, lock, folder)
                 outcomes = current.make()
                 receipt = None
                 if publisher is not None and journal is not None:
@@ -182,13 +200,14 @@ def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:
     """
     from dspark.profiling.fingerprint import fingerprint
 
-    for profile in pipeline.chosen.profiles:
+    profiles = {profile.name: profile for resolved in pipeline.wanted for profile in resolved.profiles}
+    for profile in profiles.values():
         found = {"absent": profile.reason} if profile.access == "none" else fingerprint(profile)
         write_if_changed(workspace.fingerprint(profile.name), pretty_json(found))
     join_store(workspace)
     write_dag(workspace, pipeline)
     prepare_cache(workspace)
-    return write_all_inputs(workspace, pipeline.chosen)
+    return [name for resolved in pipeline.wanted for name in write_all_inputs(workspace, resolved)]
 
 
 class _Run:
@@ -199,6 +218,7 @@ class _Run:
         workspace: Workspace,
         request: Request,
         pipeline: Pipeline,
+        goal: str,
         listener: Listener,
         stopper: Stopper,
         lock: int,
@@ -207,12 +227,14 @@ class _Run:
         self.workspace = workspace
         self.request = request
         self.pipeline = pipeline
+        self.goal = goal
         self.listener = listener
         self.stopper = stopper
         self.lock = lock
         self.folder = folder
         self.environment = child_environment(workspace, folder, debug=request.debug)
-        self.planned = instances(self.chosen)
+        self.planned = leading_to(goal, pipeline.wanted)
+        self.targets = [f"{goal}@{resolved.name}" for resolved in pipeline.wanted]
 
     @property
     def chosen(self) -> ResolvedBuild:
@@ -237,7 +259,7 @@ class _Run:
         return outcomes
 
     def report(self, outcomes: list[Outcome], receipt: Registered | None, started: float) -> Report:
-        summary = summarise(self.workspace, self.chosen.build, receipt)
+        summary = summarise(self.workspace, self.chosen.build, receipt) if self.goal == PACKAGE else None
         return Report(
             run=self.folder.name,
             build=self.chosen.name,
@@ -248,12 +270,11 @@ class _Run:
         )
 
     def _reproduce(self) -> list[Outcome]:
-        """`dvc repro` of the package; how every stage ended."""
+        """`dvc repro` of what is wanted; how every stage ended."""
         watcher = Watcher(self.folder, [instance.name for instance in self.planned], self.listener)
-        target = f"package@{self.chosen.name}"
         try:
             code = self.stopper.run(
-                repro_command([target]),
+                repro_command(self.targets),
                 workspace=self.workspace,
                 environment=self.environment,
                 log=self.folder / "dvc.log",
@@ -291,7 +312,7 @@ class _Run:
         if not missing:
             return False
         found = f"{len(missing)} feature shards are missing or damaged"
-        if not deep and not shards.are_read(self.workspace, self.chosen.name):
+        if not deep and not shards.are_read(self.workspace, self.targets):
             self.listener.note(f"{found}; nothing that reads them is to be made")
             return False
         self.listener.note(f"{found}: making them again")

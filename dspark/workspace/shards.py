@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dspark.config.stages import BY_NAME
 from dspark.features.store import FeatureManifest, ShardEntry, damaged_shards, discard
 from dspark.io.jsonfile import read_model
 from dspark.workspace.dvc import changed_stages
@@ -28,7 +27,7 @@ def damaged(workspace: Workspace, planned: Sequence[Instance], *, deep: bool) ->
     """Shards that are missing or damaged; none where there is no manifest, or the stage could not make them.
 
     Args:
-        planned: the stages of the build.
+        planned: the stages of the build, or of builds of one corpus.
         deep: compare digests too, which reads every byte.
     """
     instance = next(item for item in planned if item.stage.name == "features")
@@ -39,14 +38,13 @@ def damaged(workspace: Workspace, planned: Sequence[Instance], *, deep: bool) ->
     return damaged_shards(read_model(manifest, FeatureManifest), feature_store(workspace), deep=deep)
 
 
-def are_read(workspace: Workspace, build: str) -> bool:
-    """True if DVC would run a stage that reads shards.
+def are_read(workspace: Workspace, targets: Sequence[str]) -> bool:
+    """True if DVC would run a stage that reads shards, to make these.
 
     One that runs only because another comes out different is not foreseen: it fails on a missing shard, and the run
     makes the shards then.
     """
-    package = f"{BY_NAME['package'].name}@{build}"
-    return any(reads(name) for name in changed_stages(workspace, package))
+    return any(reads(name) for name in changed_stages(workspace, *targets))
 
 
 def remove(workspace: Workspace, entries: Sequence[ShardEntry]) -> None:

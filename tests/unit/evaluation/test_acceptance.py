@@ -13,6 +13,7 @@ from dspark.errors import DataError
 from dspark.evaluation.acceptance import (
     measure_acceptance,
     measure_temperature,
+    read_sweep_csv,
     threshold_sweep,
     write_position_csv,
     write_sweep_csv,
@@ -191,6 +192,10 @@ def test_tables_have_one_row_per_position_and_threshold(tmp_path: Path):
     write_sweep_csv(tmp_path / "s.csv", threshold_sweep(chosen, thresholds=[0.0, 0.9]))
     rows = list(csv.DictReader((tmp_path / "s.csv").open()))
     assert [row["acceptance_rate"] for row in rows] == ["0.5", ""]
+    assert read_sweep_csv(tmp_path / "s.csv") == threshold_sweep(chosen, thresholds=[0.0, 0.9])
+    for wrong, reason in (("p.csv", r"p\.csv:1: columns are"), ("absent.csv", "file not found")):
+        with pytest.raises(DataError, match=reason):
+            read_sweep_csv(tmp_path / wrong)
 
 
 def test_without_a_confidence_head_acceptance_is_measured_and_confidence_is_absent_with_the_reason():

@@ -90,3 +90,12 @@ def test_an_axis_of_measured_values_has_them_for_ticks():
 def test_axes_of_nothing_are_refused(make):
     with pytest.raises(ValueError, match=r"an axis|a logarithmic axis"):
         make()
+
+
+def test_names_stand_in_their_order_and_clear_of_the_frame() -> None:
+    scale = scales.named(["none", "64", "256"])
+    assert [(tick.value, tick.label) for tick in scale.ticks] == [(0, "none"), (1, "64"), (2, "256")]
+    assert 0 < scale.place(0) < scale.place(1) < scale.place(2) < 1
+    assert scale.place(0) == pytest.approx(1 - scale.place(2))
+    with pytest.raises(ValueError, match="needs values"):
+        scales.named([])

@@ -74,6 +74,14 @@ def test_a_killed_run_continues_to_the_same_bits(run, tmp_path, config, optimize
     assert same(ends[0][2], ends[1][2])
 
 
+def test_tokens_seen_are_those_of_all_steps(run, make_sequences, tmp_path):
+    """Eight sequences, four a step: six steps see each three times, cut at eleven tokens where it is longer."""
+    rows = make_sequences(8)
+    once = sum(min(len(row.token_ids), 11) for row in rows)
+    metrics = run(tmp_path, rows=rows, max_length=11).metrics
+    assert (metrics.train_tokens, metrics.seen_tokens) == (once, 3 * once)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_every_parameter_moves_once_and_only_backbone_matrices_decay(config, target, make_settings, optimizer):
     drafter = DSparkDrafter(config, *target)
