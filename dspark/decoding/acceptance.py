@@ -15,21 +15,25 @@ from torch import Tensor
 
 from dspark.decoding.draws import Draws, Rows
 from dspark.decoding.prefixes import Counts, leading
+from dspark.decoding.truncation import WHOLE, Truncation
 
 if TYPE_CHECKING:
     from dspark.decoding.drafting import Proposal
 
 
-def distribution(logits: Tensor, temperature: float, precision: torch.dtype = torch.float32) -> Tensor:
-    """softmax(logits / temperature).
+def distribution(
+    logits: Tensor, temperature: float, precision: torch.dtype = torch.float32, truncation: Truncation = WHOLE
+) -> Tensor:
+    """softmax(logits / temperature), and what a truncation leaves of it.
 
     Args:
         logits: [..., V], any floating dtype.
         temperature: > 0.
         precision: of the result and of what is computed on the way, at least float32.
+        truncation: top-k and top-p, applied after the temperature.
     """
     logits = logits.to(precision)
-    return torch.softmax(logits if temperature == 1 else logits / temperature, -1)
+    return truncation.of(torch.softmax(logits if temperature == 1 else logits / temperature, -1))
 
 
 def accept_greedy(target_logits: Tensor, drafts: Tensor, lengths: Counts) -> tuple[Counts, Tensor]:
@@ -42,7 +46,11 @@ def accept_greedy(target_logits: Tensor, drafts: Tensor, lengths: Counts) -> tup
     Returns:
         accepted leading tokens [B]; the token that follows them [B].
     """
-    best = target_logits.argmax(-1)  # [B, K + 1]
+    return accept_best(target_logits.argmax(-1), drafts, lengths)
+
+
+def accept_best(best: Tensor, drafts: Tensor, lengths: Counts) -> tuple[Counts, Tensor]:
+    """As `accept_greedy`, from the target's arg maxima, [B, K + 1]."""
     width = best.shape[1] - 1
     matches = (best[:, :width] == drafts[:, :width]).cpu().numpy()
     matches &= np.arange(width) < lengths[:, None]

@@ -11,6 +11,7 @@ from torch import Tensor
 from dspark.decoding.drafting import Drawn, Proposal
 from dspark.decoding.draws import Draws, Rows
 from dspark.decoding.prefixes import Counts
+from dspark.decoding.truncation import WHOLE, Truncation
 
 if TYPE_CHECKING:
     from dspark.drafters.eagle3 import ChainCache, Eagle3Drafter
@@ -44,12 +45,22 @@ class ChainProposer:
 
     def keep(self, rows: Sequence[int]) -> None:
         """See `Proposer`."""
-        self._cache = self._context.select(torch.tensor(rows, device=self._context.pairs.lengths.device))
+        self._context.keep(rows)
 
-    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
+    def join(self, features: Tensor, counts: Counts, token_ids: Tensor) -> None:
+        """See `Proposer`."""
+        present = self._context
+        self._cache = joining = present.spare(len(counts))
+        self.extend(features, counts, token_ids)
+        present.take(joining)
+        self._cache = present
+
+    def propose(
+        self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows, truncation: Truncation = WHOLE
+    ) -> Proposal:
         """See `Proposer`. Each token is drawn from the distribution that is returned, and the next step reads it."""
         chains = self.drafter.chains_from_cache(self._context)
-        drawn = Drawn(self.drafter, temperature, self.precision, draws, requests)
+        drawn = Drawn(self.drafter, temperature, self.precision, draws, requests, truncation)
         previous = anchors
         for _ in range(self.gamma):
             hidden = self.drafter.step(chains, previous.unsqueeze(1)).squeeze(1)

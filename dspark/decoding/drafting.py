@@ -17,6 +17,7 @@ from torch import Tensor
 from dspark.decoding.acceptance import distribution
 from dspark.decoding.draws import Draws, Rows
 from dspark.decoding.prefixes import Counts
+from dspark.decoding.truncation import WHOLE, Truncation
 
 if TYPE_CHECKING:
     from dspark.drafters.base import Drafter
@@ -54,7 +55,7 @@ class Proposer(Protocol):
         ...
 
     def begin(self, batch: int, max_length: int) -> None:
-        """Forget everything; make room for `batch` rows of `max_length` positions."""
+        """Forget everything; make room for `batch` rows of `max_length` positions, all of them in use and empty."""
         ...
 
     def extend(self, features: Tensor, counts: Counts, token_ids: Tensor) -> None:
@@ -71,8 +72,22 @@ class Proposer(Protocol):
         """Drop finished rows: row i becomes what row `rows[i]` was; `rows[i] == i` or `rows[i] >= len(rows)`."""
         ...
 
-    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
-        """Draft one block per row after `anchors` [B], which stand right after each row's context."""
+    def join(self, features: Tensor, counts: Counts, token_ids: Tensor) -> None:
+        """Take rows in behind those in use, as far as `begin` made room; arguments as of `extend`, of the new rows."""
+        ...
+
+    def propose(
+        self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows, truncation: Truncation = WHOLE
+    ) -> Proposal:
+        """Draft one block per row after `anchors` [B], which stand right after each row's context.
+
+        Args:
+            temperature: of the target, at which drafts are drawn; 0: arg maxima.
+            draws: where randomness comes from.
+            requests: the request of each row, [B].
+            truncation: of the target's distributions; drafts are drawn from equally cut ones. The loop names it only
+                where something is cut off.
+        """
         ...
 
 
@@ -83,14 +98,20 @@ class Drawn:
         drafter: whose columns they are.
         temperature: of the target, 0: arg max.
         precision: of the distributions.
-        draws, requests: see `Proposer`.
+        draws, requests, truncation: see `Proposer`.
     """
 
     def __init__(
-        self, drafter: Drafter, temperature: float, precision: torch.dtype, draws: Draws, requests: Rows
+        self,
+        drafter: Drafter,
+        temperature: float,
+        precision: torch.dtype,
+        draws: Draws,
+        requests: Rows,
+        truncation: Truncation = WHOLE,
     ) -> None:
         self._drafter, self._temperature, self._precision = drafter, temperature, precision
-        self._draws, self._requests = draws, requests
+        self._draws, self._requests, self._truncation = draws, requests, truncation
         self._tokens: list[Tensor] = []
         self._indices: list[Tensor] = []
         self._probs: list[Tensor] = []
@@ -100,7 +121,7 @@ class Drawn:
         if self._temperature == 0:
             index = logits.argmax(-1)
         else:
-            self._probs.append(distribution(logits, self._temperature, self._precision))
+            self._probs.append(distribution(logits, self._temperature, self._precision, self._truncation))
             index = self._draws.categorical(self._probs[-1], self._requests)
             self._indices.append(index)
         self._tokens.append(self._drafter.to_target_ids(index))
@@ -149,14 +170,24 @@ class TorchProposer:
 
     def keep(self, rows: Sequence[int]) -> None:
         """See `Proposer`."""
-        self._cache = self._context.select(torch.tensor(rows, device=self._context.lengths.device))
+        self._context.keep(rows)
 
-    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
+    def join(self, features: Tensor, counts: Counts, token_ids: Tensor | None = None) -> None:
+        """See `Proposer`."""
+        present = self._context
+        self._cache = joining = present.spare(len(counts))
+        self.extend(features, counts, token_ids)
+        present.take(joining)
+        self._cache = present
+
+    def propose(
+        self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows, truncation: Truncation = WHOLE
+    ) -> Proposal:
         """See `Proposer`. Tokens are drawn at the temperature of the target, from the distribution that is returned."""
         drafter = self.drafter
         hidden = drafter.block_from_cache(anchors, self._context)  # [B, gamma, d]
         base = drafter.base_logits(hidden)  # [B, gamma, Vd]
-        drawn = Drawn(drafter, temperature, self.precision, draws, requests)
+        drawn = Drawn(drafter, temperature, self.precision, draws, requests, truncation)
         chain, previous, before = drafter.chain(), anchors, []
         for position in range(base.shape[1]):
             before.append(previous)

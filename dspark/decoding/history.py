@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.decoding.records import Cycles, Decoded, FinishReason
+from dspark.decoding.truncation import WHOLE, Truncation
 
 
 class Timing(NamedTuple):
@@ -27,7 +28,7 @@ class History:
         gamma: draft tokens per block; 0 for plain decoding.
         max_new_tokens: limit of the output.
         eos_token_ids: tokens that end the sequence.
-        temperature, policy: noted in the result.
+        temperature, policy, truncation: noted in the result.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class History:
         eos_token_ids: frozenset[int],
         temperature: float,
         policy: str,
+        truncation: Truncation = WHOLE,
     ) -> None:
         self._prompt_length, self._gamma = prompt_length, gamma
         self._limit, self._eos = max_new_tokens, eos_token_ids
-        self._temperature, self._policy = temperature, policy
+        self._temperature, self._policy, self._truncation = temperature, policy, truncation
         self._tokens: list[int] = []
         self._prefill_seconds = 0.0
         self._drafted: list[Sequence[int]] = []
@@ -116,6 +118,8 @@ class History:
             self._policy,
             self._prefill_seconds,
             cycles,
+            self._truncation.top_k,
+            self._truncation.top_p,
         )
 
     def _append(self, tokens: list[int]) -> None:

@@ -2,23 +2,27 @@
 
 A policy sees the raw confidence logits of a block before it is verified. The logit of slot j depends on the tokens
 before j and not on token j, so cutting a block by it is non-anticipating and keeps decoding lossless
-(deepspec.md, section 5.2); `scheduled` keeps that property by stopping early (DSpark, section 3.2.2).
+(deepspec.md, section 5.2); `scheduled` keeps that property by stopping early (DSpark, section 3.2.2), and
+`scheduled-delayed` by sizing a step before its blocks are drafted (section 5.2).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dspark.decoding.prefixes import Counts, below_threshold
 from dspark.errors import SettingsError
+from dspark.scheduling.delayed import DelayedPrefixScheduler
 from dspark.scheduling.prefix import PrefixScheduler
+from dspark.scheduling.survival import Floats
 
 Logits = NDArray[np.float32]
+Rows = NDArray[np.intp]  # as `draws.Rows`, which imports torch
 
 
 class Policy(Protocol):
@@ -26,7 +30,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """As written in reports: `none`, `fixed(4)`, `threshold(0.5)`, `scheduled`."""
+        """As written in reports: `none`, `fixed(4)`, `threshold(0.5)`, `scheduled`, `scheduled-delayed`."""
         ...
 
     @property
@@ -36,6 +40,23 @@ class Policy(Protocol):
 
     def lengths(self, confidence_logits: Logits) -> Counts:
         """Draft tokens to verify per row, [B], of blocks with logits [B, gamma]."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """What a policy with a memory has beside `Policy`: it serves one batch at a time and knows its rows by request."""
+
+    def begin(self) -> None:
+        """Forget everything: another batch begins."""
+        ...
+
+    def step(self, confidence_logits: Logits, requests: Rows) -> Counts:
+        """`Policy.lengths` of one step, which is remembered.
+
+        Args:
+            requests: the request of each row, [B]; rows move, requests come and go.
+        """
         ...
 
 
@@ -100,13 +121,43 @@ class Scheduled:
 
     def lengths(self, confidence_logits: Logits) -> Counts:
         """What the scheduler admits."""
-        if np.isnan(confidence_logits).any():
-            raise SettingsError(
-                "policy scheduled admits drafts by confidence, and this drafter has no confidence head",
-                "use policy fixed or fixed(k)",
-            )
-        survival = self.scheduler.survival(confidence_logits)
-        return self.scheduler.lengths(survival).astype(np.int64)
+        return self.scheduler.lengths(_survival(self, confidence_logits)).astype(np.int64)
+
+
+class ScheduledDelayed:
+    """The delayed prefix scheduler: how many of a batch from earlier confidences, which ones from these (section 5.2).
+
+    Args:
+        scheduler: its memory is this policy's; nobody else steps it.
+    """
+
+    name = "scheduled-delayed"
+    drafts = True
+
+    def __init__(self, scheduler: DelayedPrefixScheduler) -> None:
+        self.scheduler = scheduler
+
+    def begin(self) -> None:
+        """See `Remembering`."""
+        self.scheduler.forget()
+
+    def step(self, confidence_logits: Logits, requests: Rows) -> Counts:
+        """See `Remembering`; a request that was not there when the step was sized counts as surviving."""
+        survival = _survival(self, confidence_logits)
+        return self.scheduler.step(survival, requests.tolist()).lengths.astype(np.int64)
+
+    def lengths(self, confidence_logits: Logits) -> Counts:
+        """One step, the rows being the same requests at every step."""
+        return self.step(confidence_logits, np.arange(len(confidence_logits)))
+
+
+def _survival(policy: Scheduled | ScheduledDelayed, confidence_logits: Logits) -> Floats:
+    if np.isnan(confidence_logits).any():
+        raise SettingsError(
+            f"policy {policy.name} admits drafts by confidence, and this drafter has no confidence head",
+            "use policy fixed or fixed(k)",
+        )
+    return policy.scheduler.survival(confidence_logits)
 
 
 def parse_policy(
@@ -115,13 +166,13 @@ def parse_policy(
     """The policy of a name as reports write it.
 
     Args:
-        text: `none`, `fixed`, `fixed(k)`, `threshold(x)` or `scheduled`.
-        scheduler: for `scheduled`.
+        text: `none`, `fixed`, `fixed(k)`, `threshold(x)`, `scheduled` or `scheduled-delayed`.
+        scheduler: for the last two; `scheduled-delayed` makes its own of it, with a memory of its own.
         temperatures: for `threshold`.
     Raises:
-        SettingsError: an unknown policy, a value out of range, or no scheduler for `scheduled`.
+        SettingsError: an unknown policy, a value out of range, or no scheduler for one that is scheduled.
     """
-    match = re.fullmatch(r"([a-z]+)(?:\(([0-9.]+)\))?", text.strip())
+    match = re.fullmatch(r"([a-z]+(?:-[a-z]+)*)(?:\(([0-9.]+)\))?", text.strip())
     kind, argument = match.groups() if match else ("", None)
     try:
         if kind == "none" and argument is None:
@@ -132,8 +183,13 @@ def parse_policy(
             return Threshold(float(argument), temperatures)
     except ValueError:
         raise SettingsError(f"policy {text!r}: {argument!r} is not a number that it takes") from None
-    if kind == "scheduled" and argument is None:
+    if kind in (Scheduled.name, ScheduledDelayed.name) and argument is None:
         if scheduler is None:
-            raise SettingsError("policy scheduled needs a cost curve and temperatures")
-        return Scheduled(scheduler)
-    raise SettingsError(f"policy {text!r} does not exist", "policies: none, fixed, fixed(k), threshold(x), scheduled")
+            raise SettingsError(f"policy {kind} needs a cost curve and temperatures")
+        if kind == Scheduled.name:
+            return Scheduled(scheduler)
+        return ScheduledDelayed(DelayedPrefixScheduler.of(scheduler))
+    raise SettingsError(
+        f"policy {text!r} does not exist",
+        "policies: none, fixed, fixed(k), threshold(x), scheduled, scheduled-delayed",
+    )

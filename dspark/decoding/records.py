@@ -92,8 +92,9 @@ class Decoded:
         finish_reason: `stop` at an end of sequence, `length` at the limit.
         temperature: of the target and of the drafts.
         policy: name of the policy.
-        prefill_seconds: wall time of the batch's prefill, up to the first token.
+        prefill_seconds: wall time of the prefill that it shared, up to the first token.
         cycles: its cycles, in order.
+        top_k, top_p: of the target and of the drafts; 0 and 1 set no limit.
     """
 
     prompt_length: int
@@ -103,6 +104,8 @@ class Decoded:
     policy: str
     prefill_seconds: float
     cycles: Cycles
+    top_k: int = 0
+    top_p: float = 1.0
 
     @property
     def cycle_seconds(self) -> NDArray[np.float64]:
@@ -135,7 +138,7 @@ class RecordSet:
         if not len(self.ids) == len(self.domains) == len(self.decoded):
             raise DataError("records need one id and one domain per decoded prompt")
         if len({kind_of(one) for one in self.decoded}) > 1:
-            raise DataError("records of one set must share temperature, policy and gamma")
+            raise DataError("records of one set must share sampling, policy and gamma")
 
     @property
     def temperature(self) -> float:
@@ -174,7 +177,7 @@ class CalibrationArrays:
         accepted: whether the prefix up to each position was accepted, [n, gamma].
         valid: False where that is unknown: unverified, past an end of sequence, past a length limit, [n, gamma].
         conversation: which prompt a row comes from, int64 [n].
-        temperature, label: of all rows.
+        temperature, label, top_k, top_p: of all rows.
     """
 
     logits: NDArray[np.float32]
@@ -183,11 +186,14 @@ class CalibrationArrays:
     conversation: NDArray[np.int64]
     temperature: float
     label: Label
+    top_k: int = 0
+    top_p: float = 1.0
 
 
 def kind_of(one: Decoded) -> str:
-    """Temperature, policy and gamma of a request, in words."""
-    return f"temperature {one.temperature:g}, policy {one.policy}, gamma {one.cycles.gamma}"
+    """Sampling, policy and gamma of a request, in words."""
+    cut = "" if (one.top_k, one.top_p) == (0, 1) else f"top_k {one.top_k}, top_p {one.top_p:g}, "
+    return f"temperature {one.temperature:g}, {cut}policy {one.policy}, gamma {one.cycles.gamma}"
 
 
 def label_of(temperature: float) -> Label:
@@ -203,9 +209,9 @@ def calibration_records(decoded: Sequence[Decoded], conversations: Sequence[int]
             the positions that were not verified stay unknown, and which ones these are depends on the confidences.
         conversations: an id per request; None: each request is its own.
     Raises:
-        DataError: nothing decoded, no draft, no confidence head, or temperatures mixed.
+        DataError: nothing decoded, no draft, no confidence head, or samplings mixed.
     """
-    if len({one.temperature for one in decoded}) != 1:
+    if len({(one.temperature, one.top_k, one.top_p) for one in decoded}) != 1:
         raise DataError("calibration records must come from one temperature: greedy matches and samples differ")
     cycles = Cycles.concatenate([one.cycles for one in decoded])
     if cycles.gamma == 0 or len(cycles) == 0:
@@ -220,6 +226,8 @@ def calibration_records(decoded: Sequence[Decoded], conversations: Sequence[int]
         conversation=np.repeat(np.asarray(names, np.int64), [len(one.cycles) for one in decoded]),
         temperature=decoded[0].temperature,
         label=label_of(decoded[0].temperature),
+        top_k=decoded[0].top_k,
+        top_p=decoded[0].top_p,
     )
 
 
@@ -244,6 +252,8 @@ def write_records(path: Path, records: RecordSet) -> None:
         "temperature": records.temperature,
         "policy": decoded[0].policy,
     }
+    if (decoded[0].top_k, decoded[0].top_p) != (0, 1):
+        about |= {"top_k": decoded[0].top_k, "top_p": decoded[0].top_p}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata={"schema": SCHEMA, "about": json.dumps(about, sort_keys=True)})
 
@@ -277,6 +287,8 @@ def read_records(path: Path) -> RecordSet:
             policy=about["policy"],
             prefill_seconds=float(tensors["prefill_seconds"][index]),
             cycles=Cycles(**{name: split[name][index] for name in _ARRAYS}),
+            top_k=about.get("top_k", 0),
+            top_p=about.get("top_p", 1.0),
         )
         for index, reason in enumerate(about["finish_reasons"])
     )

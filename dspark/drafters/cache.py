@@ -1,10 +1,12 @@
 """Keys and values of the context, kept between blocks.
 
-A row's context only ever grows by verified positions; rows grow by different counts, so each has its own length.
+A row's context only ever grows by verified positions; rows grow by different counts, so each has its own length. Rows
+in use come first: of more rows than there are lengths, the others wait for sequences that begin later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,7 @@ class ContextCache:
     """Preallocated keys and values of every draft layer.
 
     Attributes:
-        keys, values: one per layer, [B, kv, capacity, hd]; keys are normed and rotated.
+        keys, values: one per layer, [rows, kv, capacity, hd] with B rows in use; keys are normed and rotated.
         lengths: context positions of each row, int64 [B]; also the position of the row's next anchor.
     """
 
@@ -73,16 +75,48 @@ class ContextCache:
 
     def read(self) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Keys and values up to the longest row, [B, kv, S, hd] per layer, and what each row sees, bool [B, 1, S]."""
+        used = len(self.lengths)
         longest = int(self.lengths.max()) if self.lengths.numel() else 0
         visible = torch.arange(longest, device=self.lengths.device) < self.lengths[:, None, None]
         pairs = zip(self.keys, self.values, strict=True)
-        return [(keys[:, :, :longest], values[:, :, :longest]) for keys, values in pairs], visible
+        return [(keys[:used, :, :longest], values[:used, :, :longest]) for keys, values in pairs], visible
 
     def select(self, rows: Tensor) -> ContextCache:
         """A cache of some rows, int64 [n], in that order: sequences that ended are dropped."""
         return ContextCache(
             [keys[rows] for keys in self.keys], [values[rows] for values in self.values], self.lengths[rows]
         )
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows in place: row i becomes what row `rows[i]` was; `rows[i] == i` or `rows[i] >= len(rows)`."""
+        lengths = self.lengths.tolist()
+        for row, source in enumerate(rows):
+            if row != source:
+                for states in (*self.keys, *self.values):
+                    states[row, :, : lengths[source]] = states[source, :, : lengths[source]]
+        self.lengths = self.lengths[torch.tensor(rows, dtype=torch.int64, device=self.lengths.device)]
+
+    def spare(self, count: int) -> ContextCache:
+        """The next rows that are not in use, empty, on the same memory: what is written into them `take` takes in.
+
+        Raises:
+            SettingsError: if there are fewer.
+        """
+        first, last = len(self.lengths), len(self.lengths) + count
+        if last > len(self.keys[0]):
+            raise SettingsError(
+                f"cannot take {count} more rows in: {first} of {len(self.keys[0])} are in use",
+                "allocate the cache for all rows that run together",
+            )
+        return ContextCache(
+            [keys[first:last] for keys in self.keys],
+            [values[first:last] for values in self.values],
+            self.lengths.new_zeros(count),
+        )
+
+    def take(self, joining: ContextCache) -> None:
+        """Take the rows in that `spare` gave, with what they hold by now."""
+        self.lengths = torch.cat([self.lengths, joining.lengths])
 
     def truncate(self, lengths: Tensor) -> None:
         """Shorten rows to `lengths`, int64 [B]; never lengthens.

@@ -13,6 +13,7 @@ steps of one chain behind each other instead of the sequence copied per step; th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -261,3 +262,18 @@ class ChainCache:
     def select(self, rows: Tensor) -> ChainCache:
         """A cache of some rows, int64 [n], in that order."""
         return ChainCache(self.pairs.select(rows), None if self.waiting is None else self.waiting[rows])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See `ContextCache`."""
+        self.pairs.keep(rows)
+        if self.waiting is not None:
+            self.waiting = self.waiting[torch.tensor(rows, dtype=torch.int64, device=self.waiting.device)]
+
+    def spare(self, count: int) -> ChainCache:
+        """See `ContextCache`; nothing stands before the first position of the rows yet."""
+        return ChainCache(self.pairs.spare(count), None)
+
+    def take(self, joining: ChainCache) -> None:
+        """See `ContextCache`."""
+        self.pairs.take(joining.pairs)
+        self.waiting = torch.cat([one for one in (self.waiting, joining.waiting) if one is not None])

@@ -15,6 +15,7 @@ from torch import Tensor
 from dspark.decoding.acceptance import distribution
 from dspark.decoding.drafting import Proposal
 from dspark.decoding.draws import CounterDraws
+from dspark.decoding.truncation import WHOLE, Truncation
 from dspark.engines.onnx_io import IO_FILE, OnnxIO
 from dspark.errors import IntegrityError, PreflightError, SettingsError
 from dspark.io.jsonfile import read_model
@@ -92,17 +93,48 @@ class OnnxProposer:
     def keep(self, rows: Sequence[int]) -> None:
         """See `Proposer`."""
         chosen = np.asarray(rows, np.intp)
-        self._keys, self._values = self._keys[:, chosen], self._values[:, chosen]
+        for row, source in enumerate(rows):
+            if row != source:
+                end = self._lengths[source]
+                for states in (self._keys, self._values):
+                    states[:, row, :, :end] = states[:, source, :, :end]
         self._lengths = self._lengths[chosen]
         if self._pending is not None:
-            self._pending = (self._pending[0][chosen], self._pending[1][chosen])
+            self._pending = (self._pending[0][chosen], self._pending[1][chosen]) if len(rows) else None
 
-    def propose(self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows) -> Proposal:
+    def join(self, features: Tensor, counts: Counts, token_ids: Tensor | None = None) -> None:
+        """See `Proposer`. A run of the graph takes up the new rows' features; the others' go on waiting.
+
+        Raises:
+            SettingsError: there is no room for so many rows, or as `extend`.
+        """
+        first, joining = len(self._lengths), len(counts)
+        keys, values, lengths, waiting = self._keys, self._values, self._lengths, self._pending
+        if first + joining > keys.shape[1]:
+            raise SettingsError(f"there is room for {keys.shape[1]} rows, not for {joining} beside {first}")
+        self._keys, self._values = (states[:, first : first + joining] for states in (keys, values))
+        self._lengths, self._pending = np.zeros(joining, np.int64), None
+        self.extend(features, counts, token_ids)
+        self._flush()
+        self._keys, self._values = keys, values
+        self._lengths = np.concatenate([lengths, self._lengths])
+        if waiting is not None:
+            nothing = np.zeros((joining, *waiting[0].shape[1:]), np.float32)
+            self._pending = np.concatenate([waiting[0], nothing]), np.concatenate([waiting[1], np.zeros_like(counts)])
+
+    def propose(
+        self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows, truncation: Truncation = WHOLE
+    ) -> Proposal:
         """See `Proposer`. The graph draws with noise that is made here.
 
         Raises:
-            SettingsError: a temperature above 0 and draws that are not made of numbers.
+            SettingsError: a temperature above 0 and draws that are not made of numbers, or a truncation.
         """
+        if not truncation.whole:
+            raise SettingsError(
+                "the ONNX Runtime drafter draws from whole distributions, which top-k and top-p are to cut",
+                "draft in torch",
+            )
         shape = (self.io.gamma, self.io.draft_vocab_size)
         if temperature == 0:
             noise = self._quiet(len(self._lengths))
@@ -142,15 +174,15 @@ class OnnxProposer:
 
     def _run(self, anchors: Integers, temperature: float, noise: Floats) -> tuple[Integers, Floats | None, Floats]:
         features, counts = self._pending or self._nothing_new()
-        past = int(self._lengths.max(initial=1))
+        rows, past = len(self._lengths), int(self._lengths.max(initial=1))
         names = [item.name for item in self.io.cached.outputs]
         results = self._session.run(
             names,
             {
                 "features": np.ascontiguousarray(features),
                 "new_count": counts,
-                "past_keys": np.ascontiguousarray(self._keys[:, :, :, :past]),
-                "past_values": np.ascontiguousarray(self._values[:, :, :, :past]),
+                "past_keys": np.ascontiguousarray(self._keys[:, :rows, :, :past]),
+                "past_values": np.ascontiguousarray(self._values[:, :rows, :, :past]),
                 "past_length": self._lengths,
                 "anchor_ids": anchors,
                 "temperature": np.full(len(anchors), temperature, np.float32),

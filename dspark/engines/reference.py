@@ -1,4 +1,7 @@
-"""The reference engine: dspark's own draft-verify loop on transformers. It serves every drafter and needs no files."""
+"""The reference engine: dspark's own draft-verify loop on transformers, a continuous batch (`decoding.loop`).
+
+It serves every drafter and needs no files.
+"""
 
 from __future__ import annotations
 

@@ -53,6 +53,23 @@ class DelayedPrefixScheduler(PrefixScheduler):
         self.lag = lag
         self._history: deque[dict[Hashable, Floats]] = deque(maxlen=lag)
 
+    @classmethod
+    def of(cls, scheduler: PrefixScheduler, *, lag: int = 2) -> DelayedPrefixScheduler:
+        """The delayed scheduler with the cost, temperatures and budgets of another one."""
+        return cls(
+            scheduler.cost,
+            scheduler.gamma,
+            scheduler.temperatures,
+            lag=scheduler.lag if isinstance(scheduler, DelayedPrefixScheduler) else lag,
+            min_budget=scheduler.min_budget,
+            max_budget=scheduler.max_budget,
+            min_predicted_gain=scheduler.min_predicted_gain,
+        )
+
+    def forget(self) -> None:
+        """Begin anew, as if no step had been planned."""
+        self._history.clear()
+
     def capacity(self, survival: ArrayLike) -> int:
         """The budget with the highest predicted tokens per second over all budgets; the smallest of equal ones.
 

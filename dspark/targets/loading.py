@@ -94,6 +94,11 @@ class Target:
         return names[self.dtype]
 
     @property
+    def packs(self) -> bool:
+        """Whether rows of different widths may come as one row of all their tokens (`targets.attention`)."""
+        return bool(self.decoder.config._attn_implementation == attention.NAME)
+
+    @property
     def device(self) -> torch.device:
         """Where the target runs."""
         return self.embedding.device

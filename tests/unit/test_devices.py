@@ -38,6 +38,7 @@ from dspark.decoding.clock import now
 from dspark.decoding.loop import decode
 from dspark.decoding.policies import Fixed, NoDrafts, Threshold
 from dspark.decoding.proposers import torch_proposer
+from dspark.decoding.truncation import Truncation
 from dspark.drafters import attention, dspark, eagle3
 from dspark.drafters import cache as context_cache
 from dspark.drafters.base import Drafter
@@ -133,6 +134,9 @@ PATHS: Paths = {
     "cut": lambda target, drafter: decoded(target, drafter, policy=Fixed(2)),
     "by confidence": lambda target, drafter: decoded(target, drafter, policy=Threshold(0.5)),
     "sampled": lambda target, drafter: decoded(target, drafter, temperature=0.9),
+    "sampled, nucleus": lambda target, drafter: decoded(
+        target, drafter, temperature=0.9, truncation=Truncation(12, 0.9)
+    ),
     "losslessness": losslessness,
     "replay": lambda target, drafter: replay(target, drafter, PROMPTS[0], REPLY, len(REPLY), ended=False, cut=False),
 }

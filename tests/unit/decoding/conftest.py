@@ -37,6 +37,11 @@ class ScriptedProposer:
     def keep(self, rows: Sequence[int]) -> None:
         self.lengths = self.lengths[list(rows)]
 
+    def join(self, features: Tensor, counts: np.ndarray, token_ids: Tensor) -> None:
+        assert features.shape[:2] == token_ids.shape and features.shape[0] == len(counts)
+        assert len(self.lengths) + len(counts) <= self.began[-1][0]
+        self.lengths = np.concatenate([self.lengths, counts])
+
     def propose(self, anchors: Tensor, temperature: float, draws: object, requests: np.ndarray) -> Proposal:
         rows = []
         for request, length, anchor in zip(requests, self.lengths, anchors.tolist(), strict=True):

@@ -85,3 +85,42 @@ def test_dropping_rows_keeps_the_others_contexts(family_target: Target):
     for row, text in enumerate([[3, 4, 5, 30, 31], [12, 13, 14, 32, 33]]):
         whole = target.last_hidden(torch.tensor([text]))[0, -2:]
         torch.testing.assert_close(last[row], whole, atol=2e-5, rtol=1e-4)
+
+
+def test_rows_that_join_begin_anew_and_leave_the_others_alone(family_target: Target):
+    """Four sequences on three slots: one joins behind two, one of these leaves, and the fourth takes the free slot.
+
+    The pass of who joins covers its row alone. What stood in its slot before must not show.
+    """
+    target = family_target
+    texts = {
+        "a": [3, 4, 5, 6, 7, 8, 9],
+        "b": [11, 12, 13, 14, 15, 16, 17, 18],
+        "c": [20, 21, 22, 23, 24, 25],
+        "d": [30, 31, 32, 33],
+    }
+    cache = SlotCache(target.record.num_layers, 3, 12)
+    cache.keep([])
+
+    def join(ids: list[list[int]], *lengths: int) -> None:
+        first = len(cache.lengths)
+        cache.join(len(ids))
+        tokens = torch.tensor(ids)
+        positions, mask = cache.window(tokens.shape[1], CPU, first=first)
+        last = target.last_hidden(tokens, attention_mask=mask, position_ids=positions, cache=cache)
+        assert last.shape[0] == len(ids)
+        cache.advance(counts(*lengths))
+
+    join([[3, 4, 5], [11, 12, 39]], 3, 2)
+    join([[20, 21, 22, 23]], 4)
+    run(target, cache, [[6, 39, 39], [13, 14, 15], [24, 39, 39]])
+    cache.advance(counts(1, 3, 1))
+    cache.keep([2, 1])  # a leaves, c takes its place
+    join([[30, 31]], 2)
+    assert cache.lengths.tolist() == [5, 5, 2]
+    last = run(target, cache, [[25, 39, 39], [16, 17, 18], [32, 33, 39]])
+    for row, (name, width) in enumerate((("c", 1), ("b", 3), ("d", 2))):
+        whole = target.last_hidden(torch.tensor([texts[name]]))[0, -width:]
+        torch.testing.assert_close(last[row, :width], whole, atol=2e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="no slots for 1 rows beside 3 of 3"):
+        cache.join(1)

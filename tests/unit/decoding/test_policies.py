@@ -54,7 +54,7 @@ def test_scheduled_is_algorithm_1_on_calibrated_survival():
     assert Scheduled(PrefixScheduler(cheap, 2)).lengths(np.array([logit(0.9, 0.9)], np.float32)).tolist() == [2]
 
 
-@pytest.mark.parametrize("text", ["none", "fixed", "fixed(4)", "threshold(0.5)", "scheduled"])
+@pytest.mark.parametrize("text", ["none", "fixed", "fixed(4)", "threshold(0.5)", "scheduled", "scheduled-delayed"])
 def test_a_policy_is_known_by_the_name_that_reports_write(text: str):
     curve = CostCurve(sample_batch_tokens=(1, 2), sample_steps_per_second=(1.0, 0.5), max_batch_tokens=8)
     assert parse_policy(text, scheduler=PrefixScheduler(curve, 3)).name == text
@@ -62,19 +62,45 @@ def test_a_policy_is_known_by_the_name_that_reports_write(text: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "fixed(0)", "fixed(1.5)", "threshold", "threshold(2)", "threshold(.)", "none(1)", "scheduled(1)", "best"],
-)
+    ["", "fixed(0)", "fixed(1.5)", "threshold", "threshold(2)", "threshold(.)", "none(1)", "scheduled(1)", "best",
+     "scheduled-", "-delayed", "scheduled-delayed(2)"],
+)  # fmt: skip
 def test_what_is_no_policy_is_refused(text: str):
     with pytest.raises(SettingsError, match="policy"):
         parse_policy(text)
 
 
-def test_scheduled_needs_a_scheduler():
-    with pytest.raises(SettingsError, match="needs a cost curve"):
-        parse_policy("scheduled")
+def test_what_is_scheduled_needs_a_scheduler():
+    for name in ("scheduled", "scheduled-delayed"):
+        with pytest.raises(SettingsError, match=f"policy {name} needs a cost curve"):
+            parse_policy(name)
 
 
-@pytest.mark.parametrize("policy", ["threshold(0.5)", "scheduled"])
+def test_the_delayed_policy_knows_its_rows_by_request_and_forgets_with_the_batch():
+    """A step of m tokens takes 4 + m ms and is sized by confidences of two steps ago, which move with their request.
+
+    Request 7 is certain and 8 hopeless. Together: 2 / 6, 3 / 7, 4 / 8, 4 / 9 tokens per ms, so two drafts pay, and
+    they are 7's in any row. 8 alone: 1 / 5, 1 / 6. One that nobody knows counts as certain: 1 / 5, 2 / 6, 3 / 7.
+    """
+    curve = CostCurve(
+        sample_batch_tokens=tuple(range(1, 9)),
+        sample_steps_per_second=tuple(1000 / (4 + tokens) for tokens in range(1, 9)),
+        max_batch_tokens=8,
+    )
+    policy = parse_policy("scheduled-delayed", scheduler=PrefixScheduler(curve, 2))
+    sure, lost = np.full((1, 2), 30, np.float32), np.full((1, 2), -30, np.float32)
+    both = np.concatenate([sure, lost])
+    for _ in range(2):
+        policy.step(both, np.array([7, 8]))
+    assert policy.step(both, np.array([7, 8])).tolist() == [2, 0]
+    assert policy.step(both[::-1], np.array([8, 7])).tolist() == [0, 2]
+    assert policy.step(lost, np.array([8])).tolist() == [0]
+    assert policy.step(sure, np.array([9])).tolist() == [2]
+    policy.begin()
+    assert policy.step(lost, np.array([8])).tolist() == [2], "nothing is known of it any more"
+
+
+@pytest.mark.parametrize("policy", ["threshold(0.5)", "scheduled", "scheduled-delayed"])
 def test_a_policy_that_reads_confidences_refuses_a_drafter_without_a_head(policy: str):
     """Unknown confidences are NaN, which compares false: unrefused, a threshold would verify nothing, silently."""
     curve = CostCurve(sample_batch_tokens=(1, 2), sample_steps_per_second=(1.0, 0.5), max_batch_tokens=8)

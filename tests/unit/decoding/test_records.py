@@ -155,7 +155,7 @@ def test_records_of_one_domain_are_found():
 
 
 def test_records_of_different_kinds_are_not_mixed():
-    with pytest.raises(DataError, match="share temperature"):
+    with pytest.raises(DataError, match="share sampling"):
         RecordSet(("a", "b"), ("math", "math"), (decoded(0.0), decoded(1.0)))
     with pytest.raises(DataError, match="one id and one domain"):
         RecordSet(("a",), (), (decoded(),))

@@ -112,3 +112,23 @@ def test_the_cache_has_the_drafter_s_dtype(make_drafter):
     assert cache.keys[0].dtype == torch.bfloat16
     assert cache.keys[0].shape == (3, 2, 5, 6)
     assert cache.capacity == 5
+
+
+def test_rows_leave_and_join_on_the_same_memory(make_drafter, sequences):
+    """Two rows, the first leaves, and another one takes the free row: each has the block of its context at once."""
+    drafter, (features, anchors) = make_drafter(), sequences
+    cache = drafter.new_cache(2, LENGTH)
+    memory = [keys.data_ptr() for keys in cache.keys]
+    drafter.extend(cache, features, torch.tensor([9, 12]))
+    cache.keep([1])
+    assert cache.lengths.tolist() == [12]
+    joining = cache.spare(1)
+    drafter.extend(joining, features[:1, :6], torch.tensor([5]))
+    cache.take(joining)
+    drafter.extend(cache, torch.stack([features[1, 12:], features[0, 5:6]]), torch.tensor([1, 1]))
+    assert cache.lengths.tolist() == [13, 6]
+    expected = one_shot(drafter, features.flip(0), [13, 6], anchors)
+    assert torch.allclose(drafter.block_from_cache(anchors, cache), expected, atol=1e-5)
+    assert [keys.data_ptr() for keys in cache.keys] == memory
+    with pytest.raises(SettingsError, match="cannot take 1 more rows in: 2 of 2 are in use"):
+        cache.spare(1)

@@ -18,6 +18,7 @@ from elsewhere import DEVICE, machine_with_a_gpu
 
 from dspark.decoding.drafting import TorchProposer
 from dspark.decoding.draws import CounterDraws
+from dspark.decoding.truncation import Truncation
 from dspark.engines.onnx_io import CACHED, ENDS, IO_FILE, WEIGHTS
 from dspark.engines.onnxruntime import CPU, OnnxProposer, check_providers, open_session, providers_on
 from dspark.errors import DataError, IntegrityError, PreflightError, SettingsError
@@ -66,6 +67,41 @@ def test_positions_that_no_block_followed_are_not_lost(trained: Any, exported: P
         proposer.extend(features[:, 4:], np.array([1, 2]))  # no propose in between
     assert ask(pair[0], [7, 8])[0] == ask(pair[1], [7, 8])[0]
     assert ask(pair[1], [7, 8])[0] == ask(pair[1], [7, 8])[0]  # asking again changes nothing
+
+
+def test_rows_join_whether_or_not_features_of_the_others_wait(trained: Any, exported: Path):
+    """One row; a second joins right after a verification, which no block followed yet; a third after a block."""
+    generator = torch.Generator().manual_seed(8)
+    pair = (TorchProposer(trained.drafter), OnnxProposer(exported, threads=1))
+    steps: list[tuple[str, Any, int]] = [
+        ("join", [5], 6), ("extend", [2], 3), ("join", [4], 4), ("ask", [7, 8], 0), ("extend", [1, 3], 3),
+        ("ask", [9, 1], 0), ("join", [2], 2), ("ask", [3, 4, 5], 0), ("extend", [3, 1, 2], 3), ("keep", [2, 1], 0),
+        ("join", [6], 7), ("ask", [6, 2, 11], 0), ("keep", [], 0), ("join", [3, 1], 3), ("ask", [5, 5], 0),
+    ]  # fmt: skip
+    for proposer in pair:
+        proposer.begin(3, 20)
+        proposer.keep([])
+    for action, what, width in steps:
+        features = torch.randn(len(what), width, 48, generator=generator)
+        if action == "ask":
+            (tokens, confidences), (found, near) = (ask(proposer, what) for proposer in pair)
+            assert found == tokens
+            torch.testing.assert_close(near, confidences, atol=1e-4, rtol=0)
+            continue
+        for proposer in pair:
+            if action == "keep":
+                proposer.keep(what)
+            else:
+                getattr(proposer, action)(features, np.array(what))
+    with pytest.raises(SettingsError, match="room for 3 rows, not for 2 beside 2"):
+        pair[1].join(torch.zeros(2, 1, 48), np.array([1, 1]))
+
+
+def test_cut_distributions_are_refused(exported: Path):
+    proposer = OnnxProposer(exported, threads=1)
+    proposer.begin(1, 4)
+    with pytest.raises(SettingsError, match="draws from whole distributions"):
+        proposer.propose(torch.tensor([1]), 0.7, DRAWS, np.arange(1), Truncation(5))
 
 
 def test_beginning_again_forgets_everything(trained: Any, exported: Path):
