@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "overfit": ("dspark.cli.overfit", "overfit", "Let a drafter learn a handful of answers: a new target's first test"),
     "import": ("dspark.cli.import_drafter", "import_drafter", "Take a released drafter into a build without training"),
     "evaluate": ("dspark.cli.evaluate", "evaluate", "A finished build on benchmark sets, or builds in a study"),
+    "live": ("dspark.cli.live", "live", "Replay a rising and falling load under every policy"),
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "store": ("dspark.cli.store", "store", "What lies in the stores; remove what nothing names, find damage"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),

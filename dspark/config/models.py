@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, StringConstraints, model_validator
 
 # Names become file names, DVC stage names and registry names: one spelling that is safe in all of them.
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -414,6 +414,32 @@ class EvaluationSettings(Settings):
     throughput_new_tokens: int = Field(default=96, gt=0)
     throughput_rounds: int = Field(default=10, ge=2)
     seed: int = 0
+
+
+class LiveLoadSettings(Settings):
+    """A load that rises and falls: requests come whether or not those before them are done (`evaluation.live`)."""
+
+    seconds: float | None = Field(default=None, gt=0)  # for how long requests come; None: 60, unless `requests` says it
+    requests: int | None = Field(default=None, gt=0)  # how many come, for as long as that takes
+    peak: int = Field(default=32, gt=0)  # requests at the same time in the middle, if decoded plainly; 1 at both ends
+    # Lowest and highest rate of arrivals. None: those at which plain decoding has 1 and `peak` at a time, measured.
+    requests_per_second: tuple[PositiveFloat, PositiveFloat] | None = None
+    slots: int | None = Field(default=None, gt=0)  # requests decoded together at most, the others wait; None: `peak`
+    domains: tuple[Name, ...] = ()  # mixed evenly; (): all that there are prompts of
+    new_tokens: int = Field(default=64, ge=2)  # of an answer, at most
+    policies: tuple[str, ...] = ("threshold(0.5)", "scheduled", "scheduled-delayed")  # beside none and the best fixed k
+    sampling: Sampling = Sampling(temperature=0.0)
+    rounds: int = Field(default=10, ge=2)  # each a trace of its own, which every policy is asked in turn
+    intervals: int = Field(default=24, gt=0)  # of the timeline, while requests come
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_length(self) -> LiveLoadSettings:
+        if self.requests is not None and self.seconds is not None:
+            raise ValueError("seconds and requests both say how long the load is: name one")
+        if self.requests_per_second is not None and self.requests_per_second[0] > self.requests_per_second[1]:
+            raise ValueError("requests_per_second: the lowest rate comes first")
+        return self
 
 
 class CertificationSettings(Settings):

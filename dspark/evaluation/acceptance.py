@@ -7,7 +7,6 @@ tau never comes from a mean over spaced anchors, which lands less often on hard 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from dspark.decoding.prefixes import below_threshold
 from dspark.decoding.records import Decoded, RecordSet, calibration_records
 from dspark.errors import DataError
 from dspark.evaluation.results import Acceptance, DomainMetrics, MeanOfDomains, TemperatureMetrics
-from dspark.io.atomic import write_text
+from dspark.io.csvfile import write_csv
 from dspark.io.jsonfile import validation_text
 from dspark.measured import Measured, bootstrap, ratio_of_sums
 
@@ -212,13 +211,13 @@ def write_position_csv(path: Path, temperatures: Mapping[str, TemperatureMetrics
             zip(figures.conditional, figures.marginal, strict=True), start=1
         )
     ]
-    _write_csv(path, columns, rows)
+    write_csv(path, columns, rows)
 
 
 def write_sweep_csv(path: Path, rows: Sequence[SweepRow]) -> None:
     """Write `threshold_sweep.csv`; a rate of nothing is an empty cell."""
     columns = list(SweepRow.__dataclass_fields__)
-    _write_csv(path, columns, [["" if cell is None else cell for cell in vars(row).values()] for row in rows])
+    write_csv(path, columns, [["" if cell is None else cell for cell in vars(row).values()] for row in rows])
 
 
 def read_sweep_csv(path: Path) -> list[SweepRow]:
@@ -293,10 +292,3 @@ def _known(measured: Measured | None) -> Measured:
 
 def _cells(measured: Measured) -> list[float]:
     return [measured.value, *measured.ci95, measured.n]
-
-
-def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([columns, *rows])
-    write_text(path, text.getvalue())

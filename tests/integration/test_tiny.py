@@ -158,6 +158,29 @@ def test_a_finished_package_is_judged_and_can_be_measured_against(tiny: tuple[Sa
     assert turns.load(target).gamma == 4 and turns.scheduler is not None and turns.scheduler.gamma == 4
 
 
+def test_a_trained_build_is_asked_a_live_load(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
+    """The build is its own rival. Nothing is said of times: what is said and verified follows from the load."""
+    sandbox, _ = tiny
+    load = tmp_path / "load.yaml"
+    load.write_text("requests: 8\npeak: 3\nnew_tokens: 6\nrounds: 2\nrequests_per_second: [20, 60]\nintervals: 4\n")
+    words = ["live", "--target", "tiny", "--load", str(load), "--out", str(tmp_path / "out")]
+    own = sandbox.dspark(*words, "--rival", "tiny", "--json")
+    assert own.code == 0, own.err
+    report = own.json
+    arms = report["arms"]
+    policies = ["threshold(0.5)", "scheduled", "scheduled-delayed"]
+    assert arms.keys() == {"none", report["best_fixed"], "tiny", *policies}
+    assert {arms[name]["same_text"] for name in arms if name != "none"} == {1.0}
+    verified = {name: arm["verified_tokens_per_second"]["value"] for name, arm in arms.items()}
+    assert verified["none"] == 0 < verified["tiny"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"live.json", "timeline.csv", "summary.csv"}
+    missing = sandbox.dspark(*words, "--rival", "nobody")
+    assert missing.code == 3 and "build 'nobody' has no trained drafter" in missing.err
+    load.write_text("policies: [schedule]\n")
+    unknown = sandbox.dspark(*words)
+    assert unknown.code == 2 and "policy 'schedule' does not exist" in unknown.err
+
+
 # Runs a script where what it must not need cannot be imported.
 WITHOUT = """
 import importlib.abc, runpy, sys
