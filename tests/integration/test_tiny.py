@@ -89,6 +89,7 @@ def test_the_package_is_verified_from_outside_the_workspace(tiny: tuple[Sandbox,
     assert sandbox.dspark("package", "verify", str(copy), cwd=tmp_path).code == 7
 
 
+@pytest.mark.long
 def test_a_finished_build_is_evaluated_on_a_suite_and_stays_as_it_is(tiny: tuple[Sandbox, Finished]) -> None:
     """All nine sets from small files in their released formats; a second call decodes nothing."""
     sandbox, _ = tiny
@@ -158,6 +159,7 @@ def test_a_finished_package_is_judged_and_can_be_measured_against(tiny: tuple[Sa
     assert turns.load(target).gamma == 4 and turns.scheduler is not None and turns.scheduler.gamma == 4
 
 
+@pytest.mark.long
 def test_a_trained_build_is_asked_a_live_load(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
     """The build is its own rival. Nothing is said of times: what is said and verified follows from the load."""
     sandbox, _ = tiny
