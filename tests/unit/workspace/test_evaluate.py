@@ -66,6 +66,7 @@ def test_a_package_that_brings_a_set_is_named(root: Path, capsys: pytest.Capture
     (("--data", str(DATA), "--build", "smollm2-135m"), 3, "build 'smollm2-135m' has no train/drafter/config.json"),
     (("--data", str(DATA), "--temperature", "-1"), 2, "temperature"),
     ((), 2, "--suite NAME --data DIR"),
+    (("--study", "depth"), 2, "--suite is for a suite, not for a study"),
 ])  # fmt: skip
 def test_mistakes_are_told_with_what_mends_them(
     root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
