@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -18,7 +16,7 @@ from dspark.calibration.assessment import Assessment
 from dspark.calibration.records import DECODING, Records
 from dspark.calibration.reliability import reliability_table
 from dspark.errors import CalibrationError
-from dspark.io.atomic import write_text
+from dspark.io.csvfile import read_csv, write_csv
 from dspark.io.jsonfile import read_model, validation_text, write_model
 from dspark.measured import Measured
 from dspark.scheduling.config import CalibrationKey, Temperatures
@@ -178,13 +176,8 @@ def write_results(folder: Path, results: Sequence[STSResult]) -> CalibrationRepo
     except ValidationError as reason:
         raise CalibrationError(validation_text(reason)) from None
     write_model(folder / REPORT, report)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    for row in (row for result in results for row in result.reliability):
-        fields = {**row.key.model_dump(), **vars(row)}
-        writer.writerow([fields[column] for column in _COLUMNS])
-    write_text(folder / RELIABILITY, text.getvalue())
+    rows = ({**row.key.model_dump(), **vars(row)} for result in results for row in result.reliability)
+    write_csv(folder / RELIABILITY, _COLUMNS, ([row[column] for column in _COLUMNS] for row in rows))
     return report
 
 
@@ -192,7 +185,7 @@ def write_absence(folder: Path, gamma: int, reason: str) -> CalibrationReport:
     """Write `calibration.json` and an empty `reliability.csv` for a drafter with nothing to calibrate."""
     report = CalibrationReport(gamma=gamma, absent=reason)
     write_model(folder / REPORT, report)
-    write_text(folder / RELIABILITY, ",".join(_COLUMNS) + "\n")
+    write_csv(folder / RELIABILITY, _COLUMNS, [])
     return report
 
 
@@ -211,21 +204,9 @@ def read_reliability(path: Path) -> tuple[ReliabilityRow, ...]:
     Raises:
         CalibrationError: missing, other columns, or a value that does not parse; names file and line.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as handle:
-            reader = csv.DictReader(handle)
-            if tuple(reader.fieldnames or ()) != _COLUMNS:
-                raise CalibrationError(f"{path}:1: columns are {reader.fieldnames}, expected {list(_COLUMNS)}")
-            return tuple(_row(path, number, fields) for number, fields in enumerate(reader, start=2))
-    except FileNotFoundError:
-        raise CalibrationError(f"{path}: file not found", "make it again with `dspark run`") from None
+    return tuple(read_csv(path, _COLUMNS, _row, CalibrationError))
 
 
-def _row(path: Path, number: int, fields: dict[str, str]) -> ReliabilityRow:
-    try:
-        return _ROW.validate_python(
-            {"key": {name: fields[name] for name in CalibrationKey.model_fields}}
-            | {name: fields[name] for name in _COLUMNS if name not in CalibrationKey.model_fields}
-        )
-    except ValidationError as reason:
-        raise CalibrationError(f"{path}:{number}: {validation_text(reason)}") from None
+def _row(cells: dict[str, str]) -> ReliabilityRow:
+    key = {name: cells[name] for name in CalibrationKey.model_fields}
+    return _ROW.validate_python({"key": key} | {name: cells[name] for name in _COLUMNS if name not in key})

@@ -6,14 +6,13 @@ tau never comes from a mean over spaced anchors, which lands less often on hard 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from dspark.calibration import Records, assess
 from dspark.config.models import DType
@@ -21,8 +20,7 @@ from dspark.decoding.prefixes import below_threshold
 from dspark.decoding.records import Decoded, RecordSet, calibration_records
 from dspark.errors import DataError
 from dspark.evaluation.results import Acceptance, DomainMetrics, MeanOfDomains, TemperatureMetrics
-from dspark.io.csvfile import write_csv
-from dspark.io.jsonfile import validation_text
+from dspark.io.csvfile import read_csv, write_csv
 from dspark.measured import Measured, bootstrap, ratio_of_sums
 
 Floats = NDArray[np.float64]
@@ -217,7 +215,7 @@ def write_position_csv(path: Path, temperatures: Mapping[str, TemperatureMetrics
 def write_sweep_csv(path: Path, rows: Sequence[SweepRow]) -> None:
     """Write `threshold_sweep.csv`; a rate of nothing is an empty cell."""
     columns = list(SweepRow.__dataclass_fields__)
-    write_csv(path, columns, [["" if cell is None else cell for cell in vars(row).values()] for row in rows])
+    write_csv(path, columns, [list(vars(row).values()) for row in rows])
 
 
 def read_sweep_csv(path: Path) -> list[SweepRow]:
@@ -226,22 +224,13 @@ def read_sweep_csv(path: Path) -> list[SweepRow]:
     Raises:
         DataError: missing, other columns, or a value that does not parse; names file and line.
     """
-    columns = list(SweepRow.__dataclass_fields__)
     rows = TypeAdapter(SweepRow)
-    try:
-        with path.open(encoding="utf-8", newline="") as handle:
-            reader = csv.DictReader(handle)
-            if list(reader.fieldnames or ()) != columns:
-                raise DataError(f"{path}:1: columns are {reader.fieldnames}, expected {columns}")
-            found = []
-            for number, cells in enumerate(reader, start=2):
-                try:
-                    found.append(rows.validate_python({name: cell or None for name, cell in cells.items()}))
-                except ValidationError as reason:
-                    raise DataError(f"{path}:{number}: {validation_text(reason)}") from None
-            return found
-    except FileNotFoundError:
-        raise DataError(f"{path}: file not found", "make it again with `dspark run`") from None
+    return read_csv(
+        path,
+        list(SweepRow.__dataclass_fields__),
+        lambda cells: rows.validate_python({name: cell or None for name, cell in cells.items()}),
+        DataError,
+    )
 
 
 def _domain(decoded: Sequence[Decoded], *, trained: bool, seed: int) -> DomainMetrics:

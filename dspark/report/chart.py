@@ -5,13 +5,12 @@ A figure has panels, side by side on common axes; a panel has series; a series h
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dspark.io.csvfile import csv_text
 from dspark.report import scales
 from dspark.report.scales import Scale
 
@@ -135,15 +134,12 @@ class Figure:
 
 def table(figure: Figure) -> str:
     """The figure's numbers as CSV: one row per point; what is not known is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["panel", "series", figure.x.key, figure.y.key, "low", "high", "n", "note"])
+    rows: list[list[object]] = []
     for panel in figure.panels:
         for series in panel.series:
             if series.reference:
                 continue
             for point in series.points:
-                low, high = point.interval or ("", "")
-                count = "" if point.n is None else point.n
-                writer.writerow([panel.title, series.name, point.x, point.y, low, high, count, point.note])
-    return text.getvalue()
+                low, high = point.interval or (None, None)
+                rows.append([panel.title, series.name, point.x, point.y, low, high, point.n, point.note])
+    return csv_text(["panel", "series", figure.x.key, figure.y.key, "low", "high", "n", "note"], rows)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
 from dspark.evaluation.acceptance import SweepRow
+from dspark.io.csvfile import csv_text
 from dspark.measured import Measured
 from dspark.report.study import StudyReport, StudyVariant
 
@@ -20,28 +19,25 @@ def study_csv(report: StudyReport) -> str:
     A measured number takes four columns: value, both ends of its 95 % interval, and how many prompts (of the speed:
     rounds or prompts) it rests on. What was not measured is empty.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    rows: list[list[object]] = []
     if report.sweep is not None:
         columns = list(SweepRow.__dataclass_fields__)
-        writer.writerow(["build", *report.axes, *columns])
         for variant in report.variants:
             for row in variant.sweep:
-                cells = ["" if row[name] is None else row[name] for name in columns]
-                writer.writerow([variant.build, *variant.choices.values(), *cells])
-        return text.getvalue()
+                rows.append([variant.build, *variant.choices.values(), *(row[name] for name in columns)])
+        return csv_text(["build", *report.axes, *columns], rows)
     gamma = max(variant.gamma for variant in report.variants)
     measured = ["tau", "against_first", *(f"conditional_{k + 1}" for k in range(gamma)), "speed", "draft_seconds"]
     header = [cell for name in measured for cell in (name, f"{name}_low", f"{name}_high", f"{name}_n")]
-    writer.writerow(["build", *report.axes, "temperature", *header, "gamma", *_TRAINING, "training_seconds"])
     for variant in report.variants:
         for temperature, found in variant.temperatures.items():
             conditional = [*found.conditional, *[None] * (gamma - len(found.conditional))]
             values = [found.tau, found.against_first, *conditional, variant.speed, variant.draft_seconds]
             cells = [cell for value in values for cell in _cells(value)]
             about = [variant.gamma, *_trained(variant)]
-            writer.writerow([variant.build, *variant.choices.values(), temperature, *cells, *about])
-    return text.getvalue()
+            rows.append([variant.build, *variant.choices.values(), temperature, *cells, *about])
+    columns = ["build", *report.axes, "temperature", *header, "gamma", *_TRAINING, "training_seconds"]
+    return csv_text(columns, rows)
 
 
 def study_table(report: StudyReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
