@@ -7,9 +7,9 @@ engines bring their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,22 @@ class Proposal:
     probs: Tensor | None = None
     indices: Tensor | None = None
     token_ids: Tensor | None = None
+
+
+class Cache(Protocol):
+    """A drafter's context, a row for each request (`drafters.cache`)."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See `Proposer.keep`."""
+        ...
+
+    def spare(self, count: int) -> Self:
+        """An empty cache in the next rows of the same memory."""
+        ...
+
+    def take(self, joining: Self) -> None:
+        """Count the rows of a cache that `spare` gave among those in use."""
+        ...
 
 
 class Proposer(Protocol):
@@ -142,18 +158,24 @@ class Drawn:
         )
 
 
-class TorchProposer:
-    """Drafts with a `DSparkDrafter` in torch: one pass of the backbone, then the Markov head token by token.
+D = TypeVar("D", bound="Drafter")
+C = TypeVar("C", bound="Cache")
+
+
+class CachedProposer(Generic[D, C]):
+    """What proposers in torch share: a drafter in evaluation mode, and its context cache with a row for each request.
 
     Args:
         drafter: its dtype is the dtype of drafting.
         precision: of the distributions that tokens are drawn from.
+        new_cache: an empty cache of (rows, positions).
     """
 
-    def __init__(self, drafter: DSparkDrafter, precision: torch.dtype = torch.float32) -> None:
-        self.drafter = proposable(drafter).eval()
+    def __init__(self, drafter: D, precision: torch.dtype, new_cache: Callable[[int, int], C]) -> None:
+        self.drafter = drafter.eval()
         self.precision = precision
-        self._cache: ContextCache | None = None
+        self._new_cache = new_cache
+        self._cache: C | None = None
 
     @property
     def gamma(self) -> int:
@@ -162,11 +184,11 @@ class TorchProposer:
 
     def begin(self, batch: int, max_length: int) -> None:
         """See `Proposer`."""
-        self._cache = self.drafter.new_cache(batch, max_length)
+        self._cache = self._new_cache(batch, max_length)
 
     def extend(self, features: Tensor, counts: Counts, token_ids: Tensor | None = None) -> None:
-        """See `Proposer`; a block reads features alone."""
-        self.drafter.extend(self._context, features, torch.from_numpy(counts).to(features.device))
+        """See `Proposer`; `token_ids` may be left out where drafts depend on features alone."""
+        self._write(self._context, features, torch.from_numpy(counts).to(features.device), token_ids)
 
     def keep(self, rows: Sequence[int]) -> None:
         """See `Proposer`."""
@@ -174,11 +196,27 @@ class TorchProposer:
 
     def join(self, features: Tensor, counts: Counts, token_ids: Tensor | None = None) -> None:
         """See `Proposer`."""
-        present = self._context
-        self._cache = joining = present.spare(len(counts))
-        self.extend(features, counts, token_ids)
-        present.take(joining)
-        self._cache = present
+        joining = self._context.spare(len(counts))
+        self._write(joining, features, torch.from_numpy(counts).to(features.device), token_ids)
+        self._context.take(joining)
+
+    def _write(self, cache: C, features: Tensor, counts: Tensor, token_ids: Tensor | None) -> None:
+        """Add what `extend` takes to a cache."""
+        raise NotImplementedError
+
+    @property
+    def _context(self) -> C:
+        if self._cache is None:
+            raise RuntimeError(f"{type(self).__name__}.begin was not called")
+        return self._cache
+
+
+class TorchProposer(CachedProposer["DSparkDrafter", "ContextCache"]):
+    """Drafts with a `DSparkDrafter` in torch: one pass of the backbone, then the Markov head token by token."""
+
+    def __init__(self, drafter: DSparkDrafter, precision: torch.dtype = torch.float32) -> None:
+        lean = proposable(drafter)
+        super().__init__(lean, precision, lean.new_cache)
 
     def propose(
         self, anchors: Tensor, temperature: float, draws: Draws, requests: Rows, truncation: Truncation = WHOLE
@@ -194,11 +232,8 @@ class TorchProposer:
             previous = drawn.next(base[:, position] + chain.bias(previous, hidden[:, position]))
         return drawn.proposal(drafter.confidence_logits(hidden, torch.stack(before, 1)))
 
-    @property
-    def _context(self) -> ContextCache:
-        if self._cache is None:
-            raise RuntimeError("TorchProposer.begin was not called")
-        return self._cache
+    def _write(self, cache: ContextCache, features: Tensor, counts: Tensor, token_ids: Tensor | None) -> None:
+        self.drafter.extend(cache, features, counts)  # a block reads features alone
 
 
 def proposable(drafter: DSparkDrafter) -> DSparkDrafter:
