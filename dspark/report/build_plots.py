@@ -2,11 +2,12 @@
 
 | figure | from |
 |---|---|
-| `acceptance` | `evaluate/metrics.json` |
+| `tau`, `acceptance` | `evaluate/metrics.json` |
 | `reliability-<sampling>` | `calibrate/reliability.csv`, `calibration.json` |
 | `threshold-acceptance`, `threshold-tau` | `evaluate/threshold_sweep.csv` |
 | `pareto`, `budget` | `evaluate/pareto.json`, `certify/<profile>.json` |
 | `cost-<profile>` | `profiles/.../cost.json` |
+| `training-loss`, `training-tau` | `train/curves.csv` |
 
 What cannot be drawn is named with its reason. Nothing is measured here, and nothing heavy is imported.
 """
@@ -33,8 +34,11 @@ from dspark.profiling.cost import CostReport
 from dspark.report import plots
 from dspark.report.chart import Figure, table
 from dspark.report.drawing import render
+from dspark.report.tau_plot import tau_figure
+from dspark.report.training_plots import training_figures
 
 INDEX = "plots.json"
+CURVES = "curves.csv"
 AGAIN = "`dspark run` makes again what is missing or out of date"
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -57,7 +61,9 @@ class PlotSources:
         evaluate, calibrate: folders of the stages.
         certificates: `certify/<profile>.json` by serving profile.
         costs: `cost.json` by serving profile; `absent.json` beside it says why it is missing.
-        root: of the workspace; reasons name files below it.
+        root: of the workspace, or of the package; reasons name files below it.
+        reliability: the table, where it does not lie beside `calibration.json`.
+        train: folder of the stage.
     """
 
     evaluate: Path
@@ -65,6 +71,8 @@ class PlotSources:
     certificates: Mapping[str, Path] = field(default_factory=dict)
     costs: Mapping[str, Path] = field(default_factory=dict)
     root: Path | None = None
+    reliability: Path | None = None
+    train: Path | None = None
 
 
 @dataclass
@@ -93,14 +101,17 @@ def draw(sources: PlotSources) -> Drawn:
     """All figures that the files of a build hold, in the order of the table above."""
     drawn = Drawn(root=sources.root)
     metrics = sources.evaluate / "metrics.json"
+    drawn.add("tau", lambda: tau_figure(_read(metrics, EvaluationMetrics)))
     drawn.add("acceptance", lambda: plots.acceptance_by_temperature(_read(metrics, EvaluationMetrics)))
-    drawn.add("reliability", lambda: _reliability(sources.calibrate))
+    drawn.add("reliability", lambda: _reliability(sources))
     drawn.add("threshold", lambda: plots.threshold_figures(read_sweep_csv(sources.evaluate / "threshold_sweep.csv")))
     loads = _loads(sources, drawn)
     drawn.add("pareto", lambda: plots.pareto_figure(loads))
     drawn.add("budget", lambda: plots.budget_figure(loads))
     for profile, path in sources.costs.items():
         drawn.add(f"cost-{profile}", partial(_cost, path))
+    if sources.train is not None:
+        drawn.add("training", partial(training_figures, sources.train / CURVES))
     return drawn
 
 
@@ -126,9 +137,10 @@ def write_plots(drawn: Drawn, out: Path) -> PlotIndex:
     return index
 
 
-def _reliability(folder: Path) -> list[Figure]:
-    report = read_report(folder / REPORT)
-    return plots.reliability_figures(() if report.absent else read_reliability(folder / RELIABILITY), report)
+def _reliability(sources: PlotSources) -> list[Figure]:
+    report = read_report(sources.calibrate / REPORT)
+    rows = sources.reliability or sources.calibrate / RELIABILITY
+    return plots.reliability_figures(() if report.absent else read_reliability(rows), report)
 
 
 def _loads(sources: PlotSources, drawn: Drawn) -> dict[str, Sequence[LoadPoint]]:

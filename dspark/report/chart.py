@@ -16,6 +16,7 @@ from dspark.report.scales import Scale
 
 # Plot areas in pixels by the number of panels beside each other.
 AREAS = {1: (600, 320), 2: (300, 230), 3: (200, 180), 4: (150, 150)}
+NARROW = (244, 170)  # of panels below each other on a page that is 360 pixels wide
 
 
 @dataclass(frozen=True)
@@ -132,14 +133,21 @@ class Figure:
         return list(dict.fromkeys(one.name for panel in self.panels for one in panel.series if not one.reference))
 
 
+def rows(figure: Figure) -> list[tuple[str, str, Point]]:
+    """Panel, series and point of every measured value, in the order in which they are drawn."""
+    return [
+        (panel.title, series.name, point)
+        for panel in figure.panels
+        for series in panel.series
+        if not series.reference
+        for point in series.points
+    ]
+
+
 def table(figure: Figure) -> str:
     """The figure's numbers as CSV: one row per point; what is not known is an empty cell."""
-    rows: list[list[object]] = []
-    for panel in figure.panels:
-        for series in panel.series:
-            if series.reference:
-                continue
-            for point in series.points:
-                low, high = point.interval or (None, None)
-                rows.append([panel.title, series.name, point.x, point.y, low, high, point.n, point.note])
-    return csv_text(["panel", "series", figure.x.key, figure.y.key, "low", "high", "n", "note"], rows)
+    cells: list[list[object]] = []
+    for panel, series, point in rows(figure):
+        low, high = point.interval or (None, None)
+        cells.append([panel, series, point.x, point.y, low, high, point.n, point.note])
+    return csv_text(["panel", "series", figure.x.key, figure.y.key, "low", "high", "n", "note"], cells)

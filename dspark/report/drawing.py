@@ -12,35 +12,34 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dspark.report.chart import AREAS, Axis, Figure, Panel, Point, Series
+from dspark.report.chart import AREAS, NARROW, Axis, Figure, Panel, Point, Series
+from dspark.report.looks import FONT, OVER, Looks, looks_of, style
 from dspark.report.svg import Attribute, element, escaped, number, shortened, text_width, wrapped
 
-# Okabe and Ito's colours and a brown, those with a contrast of 3 or more to the light and to the dark background.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a6761d", "#7f7f7f")
-DASHES = (None, "7 4", "2 3", "9 3 2 3")
-LIGHT = {"back": "#ffffff", "text": "#1f2328", "muted": "#59636e", "grid": "#d8dee4"}
-DARK = {"back": "#14171c", "text": "#e6edf3", "muted": "#9aa4af", "grid": "#30363d"}
-# Outlines around the centre, which each path moves to first.
-_SHAPES = (
-    "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",  # circle
-    "m-3.1-3.1h6.2v6.2h-6.2z",  # square
-    "m0-4.4l4 7h-8z",  # triangle
-    "m0-4.6l4 4.6-4 4.6-4-4.6z",  # diamond
-    "m0 4.4l-4-7h8z",  # triangle on its tip
-    "m-1.3-4h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7v-2.6h2.7z",  # plus
-)
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _EDGE, _TITLE, _SMALL, _NOTE, _LINE = 16, 15, 11, 9, 15
-_OVER = "5 5"  # of a line on another one
 
 
-def render(figure: Figure, *, ids: str = "dspark") -> str:
+def render(figure: Figure, *, ids: str = "dspark", bare: bool = False, narrow: bool = False) -> str:
     """The figure as an SVG document of one root element; equal figures give equal bytes.
 
     Args:
         ids: what its ids begin with; a page that holds figures of one name gives each its own.
+        bare: without what a page says beside it: title, caption, legend (`sample`), rules (`looks.style`).
+        narrow: panels below each other, legible where a page is 360 pixels wide.
     """
-    return _Drawing(figure, f"{ids}-{figure.name}").document()
+    return _Drawing(figure, f"{ids}-{figure.name}", bare=bare, narrow=narrow).document()
+
+
+def sample(figure: Figure, name: str) -> str:
+    """The line and the mark of one series as an SVG of their own, for a legend beside a bare figure."""
+    attributes: dict[str, Attribute] = {
+        "viewBox": "0 0 26 14",
+        "width": 26,
+        "height": 14,
+        "class": "dspark-plot",
+        "aria-hidden": "true",
+    }
+    return element("svg", attributes, *_sample(figure, name, 0, 7))
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,10 @@ class _Taken:
 class _Drawing:
     """Where everything of one figure stands."""
 
-    def __init__(self, figure: Figure, name: str) -> None:
+    def __init__(self, figure: Figure, name: str, *, bare: bool, narrow: bool) -> None:
         self.figure = figure
         self.name = name
+        self.bare = bare
         series = [one for panel in figure.panels for one in panel.series]
         points = [point for one in series for point in one.points]
         self.x = figure.x.scale(point.x for point in points)
@@ -93,38 +93,38 @@ class _Drawing:
             for value in (point.y, *(point.interval if point.interval is not None else ()))
             if figure.y.kind == "linear" or value > 0
         )
-        self.columns = min(figure.columns, len(figure.panels))
-        self.area = AREAS[self.columns]
+        self.columns = 1 if narrow else min(figure.columns, len(figure.panels))
+        self.area = NARROW if narrow else AREAS[self.columns]
         # Tick labels decide how far the first plot area stands from the edge.
         self.gutter = 14 + max(text_width(tick.label, _SMALL) for tick in self.y.ticks)
         overhang = text_width(self.x.ticks[-1].label, _SMALL) / 2  # of the last label, beyond its plot area
         self.width = 16 + self.columns * (self.gutter + self.area[0]) + (self.columns - 1) * 10 + _EDGE
         self.width += max(_EDGE, overhang + 4)
-        self.title = wrapped(figure.title, _TITLE, self.width - 2 * _EDGE)
-        self.caption = wrapped(figure.caption, _SMALL, self.width - 2 * _EDGE)
-        self.head = _EDGE + 20 * len(self.title) + _LINE * len(self.caption)
+        self.title = [] if bare else wrapped(figure.title, _TITLE, self.width - 2 * _EDGE)
+        self.caption = [] if bare else wrapped(figure.caption, _SMALL, self.width - 2 * _EDGE)
+        self.head = 0 if bare else _EDGE + 20 * len(self.title) + _LINE * len(self.caption)
         self.rows = -(-len(figure.panels) // self.columns)
         self.pitch = self.area[1] + 62  # a panel's title above, tick labels and the axis' label below
-        self.legend = self._legend_rows()
+        self.legend = [] if bare else self._legend_rows()
         self.height = self.head + self.rows * self.pitch + 20 * len(self.legend) + _EDGE
 
     def document(self) -> str:
         name = self.name
         attributes: dict[str, Attribute] = {
-            "xmlns": "http://www.w3.org/2000/svg",
+            "xmlns": None if self.bare else "http://www.w3.org/2000/svg",  # HTML knows what an svg is
             "viewBox": f"0 0 {number(self.width)} {number(self.height)}",
             "width": self.width,
             "height": self.height,
             "class": "dspark-plot",
             "role": "img",
             "aria-labelledby": f"{name}-title {name}-desc",
-            "font-family": _FONT,
+            "font-family": FONT,
             "font-size": _SMALL,
         }
         parts = [
             element("title", {"id": f"{name}-title"}, escaped(self.figure.title)),
             element("desc", {"id": f"{name}-desc"}, escaped(self._description())),
-            element("style", {}, escaped(_style())),
+            *([] if self.bare else [element("style", {}, escaped(style()))]),
             element("rect", {"class": "back", "width": self.width, "height": self.height, "rx": 6}),
             *self._head(),
             *(self._panel(index, panel) for index, panel in enumerate(self.figure.panels)),
@@ -221,29 +221,34 @@ class _Drawing:
         if series.reference:
             attributes = {"class": "reference", "d": self._path(box, series)}
             return element("path", attributes, element("title", {}, escaped(series.name)))
-        colour, shape, dash = self._looks(series.name)
+        place = self.figure.names.index(series.name)
+        looks = looks_of(place)
         parts: list[str] = []
         if series.band:
-            parts += self._band(box, series, colour)
+            parts += self._band(box, series, looks.colour)
         if series.form != "points" and len(series.points) > 1:
             path = self._path(box, series)
-            dash = dash or (_OVER if path in taken.lines else None)
+            dash = looks.dash or (OVER if path in taken.lines else None)
             taken.lines.add(path)
-            parts.append(element("path", {"class": "line", "d": path, "stroke": colour, "stroke-dasharray": dash}))
+            line = {"class": "line", "d": path, "stroke": looks.colour, "stroke-dasharray": dash}
+            parts.append(element("path", line))
         for point in series.points if series.form != "steps" else ():
-            parts += self._mark(box, series, point, (colour, shape), taken)
-        return element("g", {"class": "series"}, *parts)
+            parts += self._mark(box, series, point, looks, taken)
+        return element("g", {"class": "series", "data-series": place}, *parts)
 
-    def _mark(self, box: _Box, series: Series, point: Point, looks: tuple[str, str], taken: _Taken) -> Iterator[str]:
-        colour, shape = looks
+    def _mark(self, box: _Box, series: Series, point: Point, looks: Looks, taken: _Taken) -> Iterator[str]:
         x, y = self._x(box, point.x), self._y(box, point.y)
         if point.interval is not None and not series.band:
             low, high = (self._y(box, value) for value in point.interval)
             bar = f"M{number(x)} {number(low)}V{number(high)}m-3 0h6M{number(x - 3)} {number(low)}h6"
-            yield element("path", {"class": "interval", "d": bar, "stroke": colour})
-        outline: dict[str, Attribute] = {"class": "mark", "d": f"M{number(x)} {number(y)}{shape}", "fill": colour}
+            yield element("path", {"class": "interval", "d": bar, "stroke": looks.colour})
+        outline: dict[str, Attribute] = {
+            "class": "mark",
+            "d": f"M{number(x)} {number(y)}{looks.shape}",
+            "fill": looks.colour,
+        }
         if (number(x), number(y)) in taken.marks:  # hollow, so that the one below is seen
-            outline |= {"fill": "none", "stroke": colour, "stroke-width": 1.5, "pointer-events": "all"}
+            outline |= {"fill": "none", "stroke": looks.colour, "stroke-width": 1.5, "pointer-events": "all"}
         taken.marks.add((number(x), number(y)))
         yield element("path", outline, element("title", {}, escaped(_told(series, point, self.figure.x))))
         if point.note:
@@ -269,15 +274,6 @@ class _Drawing:
         first, *others = places
         return f"M{number(first[0])} {number(first[1])}" + "".join(f"H{number(x)}V{number(y)}" for x, y in others)
 
-    def _looks(self, name: str) -> tuple[str, str, str | None]:
-        """Colour, shape and dash of a series."""
-        index = self.figure.names.index(name)
-        return (
-            COLOURS[index % len(COLOURS)],
-            _SHAPES[index % len(_SHAPES)],
-            DASHES[index // len(COLOURS) % len(DASHES)],
-        )
-
     def _legend_rows(self) -> list[list[tuple[str, float]]]:
         """Names of the legend's rows, each with where it begins."""
         names = self.figure.names
@@ -296,22 +292,12 @@ class _Drawing:
         return shortened(name, _SMALL, min(260.0, self.width - 2 * _EDGE - 50))
 
     def _legend(self) -> Iterator[str]:
-        steps = {one.name for panel in self.figure.panels for one in panel.series if one.form == "steps"}
-        loose = {one.name for panel in self.figure.panels for one in panel.series if one.form == "points"}
         for index, row in enumerate(self.legend):
             y = self.head + self.rows * self.pitch + 20 * index + 8
             for name, x in row:
-                colour, shape, dash = self._looks(name)
-                sample = f"M{number(x)} {number(y)}h26"
-                parts = []
-                if name not in loose:
-                    line = {"class": "line", "d": sample, "stroke": colour, "stroke-dasharray": dash}
-                    parts.append(element("path", line))
-                if name not in steps:
-                    parts.append(element("path", {"d": f"M{number(x + 13)} {number(y)}{shape}", "fill": colour}))
                 label: dict[str, Attribute] = {"class": "text", "x": x + 32, "y": y, "dy": "0.35em"}
-                parts.append(element("text", label, escaped(self._short(name))))
-                yield element("g", {"class": "key"}, *parts)
+                text = element("text", label, escaped(self._short(name)))
+                yield element("g", {"class": "key"}, *_sample(self.figure, name, x, y), text)
 
     def _x(self, box: _Box, value: float) -> float:
         return box.left + self.x.place(value) * box.width
@@ -331,6 +317,17 @@ def _meet(one: tuple[float, float, float, float], other: tuple[float, float, flo
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
+def _sample(figure: Figure, name: str, x: float, y: float) -> Iterator[str]:
+    """What a series looks like, from `x` on and around `y`."""
+    looks = looks_of(figure.names.index(name))
+    forms = {one.form for panel in figure.panels for one in panel.series if one.name == name}
+    if "points" not in forms:
+        stroke = f"M{number(x)} {number(y)}h26"
+        yield element("path", {"class": "line", "d": stroke, "stroke": looks.colour, "stroke-dasharray": looks.dash})
+    if "steps" not in forms:
+        yield element("path", {"d": f"M{number(x + 13)} {number(y)}{looks.shape}", "fill": looks.colour})
+
+
 def _told(series: Series, point: Point, x: Axis) -> str:
     """What a mark says when pointed at."""
     said = f"{series.name}: {point.y:.4g} at {x.said(point.x)}"
@@ -339,28 +336,3 @@ def _told(series: Series, point: Point, x: Axis) -> str:
     if point.n is not None:
         said += f", n = {point.n}"
     return said + (f" ({point.note})" if point.note else "")
-
-
-def _style() -> str:
-    """The rules of both modes."""
-    lines = (
-        ".dspark-plot{max-width:100%;height:auto}",
-        ".dspark-plot .line,.dspark-plot .interval,.dspark-plot .axis,.dspark-plot .reference{fill:none}",
-        ".dspark-plot .line{stroke-width:1.8;stroke-linejoin:round}",
-        ".dspark-plot .interval{stroke-width:1.1}",
-        ".dspark-plot .band{fill-opacity:.16}",
-        ".dspark-plot .reference{stroke-width:1.2;stroke-dasharray:4 4}",
-    )
-    return "".join([*lines, _mode(LIGHT), f"@media (prefers-color-scheme: dark){{{_mode(DARK)}}}"])
-
-
-def _mode(colours: dict[str, str]) -> str:
-    rules = {
-        "back": f"fill:{colours['back']}",
-        "text": f"fill:{colours['text']}",
-        "muted": f"fill:{colours['muted']}",
-        "grid": f"stroke:{colours['grid']}",
-        "axis": f"stroke:{colours['muted']}",
-        "reference": f"stroke:{colours['muted']}",
-    }
-    return "".join(f".dspark-plot .{name}{{{rule}}}" for name, rule in rules.items())

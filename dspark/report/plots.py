@@ -104,7 +104,7 @@ def reliability_figures(rows: Sequence[ReliabilityRow], report: CalibrationRepor
                 title=f"Reliability of confidences, temperature {key.temperature:g} ({key.label.replace('_', ' ')})",
                 caption="Survival of a draft's prefix up to each position: predicted by the confidences against what "
                 "happened, in bins of equal width, on conversations that were not fitted on. On the dashed line "
-                "confidences mean what they say; the CSV has the number of blocks in each bin.",
+                "confidences mean what they say; the table has the number of blocks in each bin.",
                 x=Axis("confidence", "predicted survival", low=0, high=1),
                 y=Axis("accepted", "accepted", low=0, high=1),
                 panels=tuple(panels),

@@ -45,6 +45,11 @@ def dvc_plots(index: PlotIndex) -> str:
 
 def draw_build(workspace: Workspace, resolved: ResolvedBuild) -> Drawn:
     """The figures of a build, and the reasons for those that cannot be drawn."""
+    return draw(plot_sources(workspace, resolved))
+
+
+def plot_sources(workspace: Workspace, resolved: ResolvedBuild) -> PlotSources:
+    """Where the stages of a build write, or would."""
     folder = workspace.build(resolved.name)
     costs: dict[str, Path] = {}
     certificates: dict[str, Path] = {}
@@ -54,4 +59,6 @@ def draw_build(workspace: Workspace, resolved: ResolvedBuild) -> Drawn:
             costs[instance.entry["profile"]] = output / "cost.json"
         elif instance.stage.name == "certify":
             certificates[instance.entry["profile"]] = output
-    return draw(PlotSources(folder / "evaluate", folder / "calibrate", certificates, costs, workspace.root))
+    return PlotSources(
+        folder / "evaluate", folder / "calibrate", certificates, costs, workspace.root, train=folder / "train"
+    )

@@ -19,7 +19,8 @@ from drawn import NAMESPACE, axis, intervals, marks, numbers, of_class, parsed
 
 from dspark.report import drawing
 from dspark.report.chart import Axis, Figure, Panel, Point, Series, table
-from dspark.report.drawing import COLOURS, DARK, LIGHT, render
+from dspark.report.drawing import render, sample
+from dspark.report.looks import COLOURS, DARK, LIGHT, OVER
 
 X, Y = Axis("x", "across"), Axis("y", "upwards")
 
@@ -208,7 +209,7 @@ def test_of_two_series_that_coincide_both_are_seen():
     both = [line(name, (1, 1), (2, 3)) for name in ("before", "after")]
     root = parsed(render(figure(Panel("a", (*both, line("apart", (1, 2), (2, 2)))), Panel("b", (both[1],)))))
     first, second = of_class(root, "panel")
-    assert [one.get("stroke-dasharray") for one in of_class(first, "line")] == [None, drawing._OVER, None]
+    assert [one.get("stroke-dasharray") for one in of_class(first, "line")] == [None, OVER, None]
     assert [one.get("fill") == "none" for one in of_class(first, "mark")] == [False] * 2 + [True] * 2 + [False] * 2
     assert {one.get("stroke") for one in of_class(first, "mark")[2:4]} == {COLOURS[1]}
     assert of_class(second, "line")[0].get("stroke-dasharray") is None
@@ -279,6 +280,40 @@ def test_the_table_has_every_number_in_full():
          "high": repr(value * 2), "n": "7", "note": "note"},
         {"panel": "p", "series": "a, b", "x": "1", "y": "2", "low": "", "high": "", "n": "", "note": ""},
     ]  # fmt: skip
+
+
+def test_a_bare_figure_leaves_to_its_page_what_that_says_itself():
+    """Same marks at the same values; no title, caption, legend or rules, but a name and a description all the same."""
+    drawn = figure(Panel("p", (line("a", (1, 1), (2, 3)), line("b", (1, 2)))), title="Words", caption="More words.")
+    full, bare = parsed(render(drawn)), parsed(render(drawn, bare=True))
+    assert len(marks(bare)) == len(marks(full)) == 3
+    assert not of_class(bare, "key") and "style" not in {one.tag for one in bare}
+    texts = [one.text for one in bare.iter("text")]
+    assert "p" in texts and "Words" not in texts and "More words." not in texts
+    assert bare.find("title").text == "Words" and "More words." in bare.find("desc").text
+    assert float(bare.get("height")) < float(full.get("height"))
+
+
+def test_a_narrow_figure_has_its_panels_below_each_other():
+    series = line("a", (1, 1), (2, 3e4))
+    drawn = figure(*(Panel(f"panel {number}", (series,)) for number in range(3)), columns=3)
+    narrow = parsed(render(drawn, narrow=True))
+    frames = [numbers(one.get("d")) for one in of_class(narrow, "axis")]
+    assert len({frame[0] for frame in frames}) == 1 and frames[0][1] < frames[1][1] < frames[2][1]
+    assert float(narrow.get("width")) <= 360
+    check_against_table(drawn)
+
+
+def test_a_sample_looks_like_its_series():
+    drawn = figure(Panel("", (line("a", (1, 1), (2, 2)), line("b", (1, 2), form="points"))))
+    first, second = (parsed(sample(drawn, name)) for name in ("a", "b"))
+    assert [one.get("stroke") for one in of_class(first, "line")] == [COLOURS[0]] and not of_class(second, "line")
+    assert first.get("aria-hidden") == "true" and [one.get("fill") for one in second] == [COLOURS[1]]
+
+
+def test_series_can_be_told_apart_by_whoever_restyles_them():
+    root = parsed(render(figure(Panel("p", (line("a", (1, 1)), line("b", (1, 2)))), Panel("q", (line("b", (1, 2)),)))))
+    assert [one.get("data-series") for one in of_class(root, "series")] == ["0", "1", "1"]
 
 
 MUTANTS = {

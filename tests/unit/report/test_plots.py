@@ -15,56 +15,22 @@ sys.path.insert(0, str(Path(__file__).parent))  # drawn.py
 
 import fake_build
 from drawn import of_class, parsed
+from full_build import sweep
 
-from dspark.calibration import ReliabilityRow, write_absence
-from dspark.calibration.results import Calibration, STSResult, write_results
+from dspark.calibration import write_absence
 from dspark.cli.boundary import run_command
 from dspark.errors import DataError
-from dspark.evaluation.acceptance import SweepRow, read_sweep_csv, write_sweep_csv
-from dspark.evaluation.results import Pareto, ParetoPoint
-from dspark.io.jsonfile import read_model, write_json, write_model
+from dspark.evaluation.acceptance import read_sweep_csv, write_sweep_csv
+from dspark.io.jsonfile import read_model, write_json
 from dspark.report.build_plots import Drawn, PlotIndex, PlotSources, draw, write_plots
 from dspark.report.chart import Figure
 from dspark.workspace.layout import Workspace
 
 CPU, ELSEWHERE = fake_build.CPU, fake_build.ELSEWHERE
 NAMES = [
-    "acceptance", "reliability-temperature-0-greedy-match", "reliability-temperature-1-sampled",
-    "threshold-acceptance", "threshold-tau", "pareto", "budget", f"cost-{CPU}",
+    "tau", "acceptance", "reliability-temperature-0-greedy-match", "reliability-temperature-1-sampled",
+    "threshold-acceptance", "threshold-tau", "pareto", "budget", f"cost-{CPU}", "training-loss", "training-tau",
 ]  # fmt: skip
-
-
-def sweep(temperature: float, domain: str, kind: str) -> list[SweepRow]:
-    return [
-        SweepRow(temperature, domain, kind, threshold, 50, 3 - 3 * threshold, 1.5, 0.5, rate, 2.5 - threshold)
-        for threshold, rate in ((0.0, 0.5), (0.4, 0.7 if kind == "raw" else 0.75), (0.8, None))
-    ]
-
-
-def points(result: Calibration) -> STSResult:
-    rows = tuple(
-        ReliabilityRow(result.key, position, when, low / 2, (low + 1) / 2, 40 + low, low / 2 + 0.25, 0.3 + low / 4)
-        for position in (1, 2, 3)
-        for when in ("before", "after")
-        for low in (0, 1)
-    )
-    return STSResult(result, rows)
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> PlotSources:
-    """A build with every file in its real format."""
-    made = fake_build.make(tmp_path / "build")
-    write_results(made.calibrate, [points(result) for result in fake_build.calibration().results])
-    rows = [row for t in (0.0, 1.0) for domain in ("math", "chat") for row in sweep(t, domain, "raw")]
-    rows += [row for domain in ("math", "chat") for row in sweep(0.0, domain, "calibrated")]
-    write_sweep_csv(made.evaluate / "threshold_sweep.csv", rows)
-    load = [
-        fake_build.load_point(arm, speed, at) for at, speed in ((1, 100.0), (4, 300.0)) for arm in ("none", "fixed")
-    ]
-    found = tuple(ParetoPoint(**vars(point), on_frontier=True) for point in load)
-    write_model(made.evaluate / "pareto.json", Pareto(dtype="float32", threads=1, points=found))
-    return PlotSources(made.evaluate, made.calibrate, dict(made.certificates), dict(made.costs), tmp_path)
 
 
 def drawn_of(sources: PlotSources) -> dict[str, Figure]:
@@ -139,18 +105,49 @@ def test_step_times_are_milliseconds_beside_the_fitted_curve(sources: PlotSource
 
 
 @pytest.mark.parametrize("missing, absent", [
-    ("evaluate/metrics.json", "acceptance"), ("evaluate/threshold_sweep.csv", "threshold"),
-    ("calibrate/calibration.json", "reliability"), ("evaluate/pareto.json", "load, evaluation"),
-    ("cost.json", f"cost-{CPU}"),
+    ("evaluate/metrics.json", ["tau", "acceptance"]), ("evaluate/threshold_sweep.csv", ["threshold"]),
+    ("calibrate/calibration.json", ["reliability"]), ("evaluate/pareto.json", ["load, evaluation"]),
+    ("cost.json", [f"cost-{CPU}"]), ("train/curves.csv", ["training"]),
 ])  # fmt: skip
 def test_what_is_missing_is_named_and_the_rest_is_drawn(
-    sources: PlotSources, tmp_path: Path, missing: str, absent: str
+    sources: PlotSources, tmp_path: Path, missing: str, absent: list[str]
 ):
     (tmp_path / "build" / missing).unlink()
     drawn = draw(sources)
-    assert drawn.absent.keys() == {absent, f"load, {ELSEWHERE}"}
-    assert drawn.absent[absent] == f"build/{missing}: file not found"
+    assert drawn.absent.keys() == {*absent, f"load, {ELSEWHERE}"}
+    assert {drawn.absent[name] for name in absent} == {f"build/{missing}: file not found"}
     assert len(drawn.figures) >= len(NAMES) - 2
+
+
+def test_tau_stands_over_domains_that_were_trained_on_and_others(sources: PlotSources):
+    figure = drawn_of(sources)["tau"]
+    assert [panel.title for panel in figure.panels] == ["temperature 0 (greedy match)", "temperature 1 (sampled)"]
+    names = figure.x.names
+    assert {names[int(x)]: y for x, y in numbers_of(figure, 0, "trained on")} == {"math": 2.0, "chat": 1.5}
+    assert {names[int(x)]: y for x, y in numbers_of(figure, 1, "not trained on")} == {"code": 1.4}
+    point = figure.panels[0].series[0].points[0]
+    assert (point.interval, point.n) == (fake_build.number(point.y).ci95, 12)
+
+
+def test_losses_are_averaged_over_windows_of_steps(sources: PlotSources, tmp_path: Path):
+    """150 steps in at most 60 points: three each. The loss of step s is s, so a window's mean is its middle step."""
+    assert numbers_of(drawn_of(sources)["training-loss"], 0, "loss") == [(1, 3.5), (2, 3.25)]
+    assert numbers_of(drawn_of(sources)["training-tau"], 0, "greedy") == [(2, 1.5)], "an empty cell is no point"
+    lines = ["step,loss", *(f"{step},{step}" for step in range(1, 151))]
+    (tmp_path / "build/train/curves.csv").write_text("\n".join(lines) + "\n")
+    figure = drawn_of(sources)["training-loss"]
+    assert numbers_of(figure, 0, "loss")[:2] == [(3, 2), (6, 5)] and len(figure.panels[0].series[0].points) == 50
+    assert {point.n for point in figure.panels[0].series[0].points} == {3}
+    assert "training-tau" not in drawn_of(sources)
+
+
+@pytest.mark.parametrize("text, said", [
+    ("step,loss\n", "nothing was trained"), ("step,loss\n1,x\n", "no curves of a training run"),
+    ("step,loss\n1,nan\n", "no loss"),
+])  # fmt: skip
+def test_curves_that_hold_nothing_are_a_reason(sources: PlotSources, tmp_path: Path, text: str, said: str):
+    (tmp_path / "build/train/curves.csv").write_text(text)
+    assert said in draw(sources).absent["training"]
 
 
 def test_a_damaged_file_is_a_reason_too(sources: PlotSources, tmp_path: Path):
@@ -225,26 +222,6 @@ def test_nothing_heavy_is_loaded():
 
 
 # ---------------------------------------------------------------- dspark plots
-
-
-@pytest.fixture
-def workspace(tmp_path: Path, sources: PlotSources) -> Workspace:
-    root = tmp_path / "workspace"
-    files = {
-        "dvc.yaml": "",
-        "stages/x.py": "",
-        "params.yaml": f"defaults: {{recipe: dspark, serving_profiles: [{CPU}], domains: [math]}}\n",
-        "pipeline/targets/tiny.yaml": "source: {kind: folder, path: /x}\n",
-        "pipeline/builds/demo.yaml": "target: tiny\n",
-        "pipeline/recipes/dspark.yaml": "drafter: {gamma: 3, layers: 1}\n",
-        "pipeline/domains/math.yaml": "source: {kind: jsonl, path: rows.jsonl}\n",
-        "pipeline/domains/rows.jsonl": '{"prompt": "hello"}\n',
-        f"serving_profiles/{CPU}.yaml": "engine: reference\naccess: local\n",
-    }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return Workspace(root)
 
 
 def test_the_verb_draws_what_there_is(workspace: Workspace, sources: PlotSources, capsys: pytest.CaptureFixture[str]):
