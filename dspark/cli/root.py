@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "certify": ("dspark.cli.certify", "certify", "Certify an existing drafter on a running server"),
     "store": ("dspark.cli.store", "store", "What lies in the stores; remove what nothing names, find damage"),
     "profiles": ("dspark.cli.profiles", "profiles", "List and show serving profiles"),
+    "report": ("dspark.cli.report", "report", "Tell what a build or package is worth, for a browser or for CI"),
     "plots": ("dspark.cli.plots", "plots", "Draw what a build has measured, as SVG and CSV"),
     "package": ("dspark.cli.package", "package", "Fetch, verify, sign, try and show packages"),
     "registry": ("dspark.cli.registry", "registry", "What is registered, who held which stage; deliver what waits"),

@@ -73,9 +73,13 @@ def show(report: Report) -> None:
     summary = report.summary
     if summary is None:
         return
+    click.echo(f"{summary.verdict.headline}.")
+    for told in summary.verdict.lines:
+        click.echo(f"  {told}")
     print_table([(f"  {line.name}", str(line)) for line in summary.lines])
     click.echo(f"package  {summary.package}")
     click.echo(f"digest   {summary.package_digest}")
     if summary.model_name:
         click.echo(f"model    {summary.model_name} version {summary.version}, alias candidate")
+    click.echo(f"report   dspark report {summary.build}")
     click.echo(f"next     dspark package verify {summary.package} --digest {summary.package_digest}")

@@ -1,7 +1,8 @@
-"""What a finished run amounts to, from the files of the build."""
+"""What a finished run amounts to, from the files of the build: first whether it pays, as its report says it, too."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.io.jsonfile import read_model
 from dspark.measured import Measured
 from dspark.package.verify import read_manifest
+from dspark.report.verdict import Verdict, verdict
 from dspark.workspace.layout import Workspace
 
 
@@ -48,6 +50,7 @@ class Summary:
     package: str
     package_digest: str
     model_digest: str
+    verdict: Verdict
     lines: tuple[Line, ...]
     model_name: str | None = None
     version: str | None = None
@@ -70,22 +73,19 @@ def summarise(workspace: Workspace, build: Build, registered: Registered | None)
     """
     package = BY_NAME["package"].output(build.name, {})
     digests = read_manifest(workspace.root / package).digests
-    evaluation = workspace.build(build.name) / "evaluate"
+    folder = workspace.build(build.name)
+    metrics = read_model(folder / "evaluate" / "metrics.json", EvaluationMetrics)
+    lossless = read_model(folder / "evaluate" / "lossless.json", LosslessReport)
+    entries = [
+        read_model(folder / "certify" / f"{profile}.json", CertificateEntry) for profile in build.serving_profiles
+    ]
     return Summary(
         build=build.name,
         package=package,
         package_digest=digests.package_digest,
         model_digest=digests.model_digest,
-        lines=tuple(
-            _lines(
-                read_model(evaluation / "metrics.json", EvaluationMetrics),
-                read_model(evaluation / "lossless.json", LosslessReport),
-                [
-                    read_model(workspace.build(build.name) / "certify" / f"{profile}.json", CertificateEntry)
-                    for profile in build.serving_profiles
-                ],
-            )
-        ),
+        verdict=verdict(entries, lossless, metrics.throughput, today=datetime.datetime.now(datetime.UTC).date()),
+        lines=tuple(_lines(metrics, lossless, entries)),
         model_name=registered.model_name if registered else None,
         version=registered.version if registered else None,
     )
@@ -116,10 +116,8 @@ def _lines(metrics: EvaluationMetrics, lossless: LosslessReport, entries: Sequen
 
 
 def _certified(entry: CertificateEntry) -> str:
-    """Whether the engine does what the evaluation says, and from how many requests on drafts pay."""
+    """Whether the engine does what the evaluation says; where drafts pay, the verdict tells."""
     found = entry.offline_vs_engine
     if found is None:
         return f"{entry.status}: {entry.reason}" if entry.reason else entry.status
-    taus = f"tau {found.engine_tau.value:.3f} in the engine, {found.offline_tau.value:.3f} offline"
-    advice = ", ".join(f"{item.from_concurrency}: {item.policy}" for item in entry.recommended)
-    return f"{entry.status}, {taus}; policy by concurrent requests {advice or 'not known'}"
+    return f"{entry.status}, tau {found.engine_tau.value:.3f} in the engine, {found.offline_tau.value:.3f} offline"

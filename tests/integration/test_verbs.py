@@ -40,6 +40,8 @@ def test_run_shows_what_it_made(inside: FakeSandbox, capsys: pytest.CaptureFixtu
     assert re.search(r"certified in cpu +absent: nothing was measured of ", text)
     assert "tau at temperature 0, mean  1.500 [1.400, 1.600] (n=3)" in text
     assert "lossless" in text and "pass: 1 tokens of 1 prompts, 0 violations" in text
+    assert text.splitlines()[1].startswith("Not known whether it pays") and "  cpu: not measured (nothing was" in text
+    assert "report   dspark report fake" in text
     assert "package  builds/fake/package" in text
     assert "next     dspark package verify builds/fake/package --digest " in text
 

@@ -1,0 +1,191 @@
+"""Is a drafter worth deploying, where, and by how much: one answer for the report and for the end of a run.
+
+From what the certificates recommend and the checks of losslessness; nothing is judged anew. A serving profile whose
+certificate has run out, or that was not measured, counts neither way.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dspark.evaluation.entry import AgainstNone, CertificateEntry, Recommendation
+from dspark.evaluation.results import LosslessReport, ThroughputReport
+from dspark.measured import Measured
+from dspark.package.certificate import NONE
+
+Answer = Literal["deploy", "leave off", "do not deploy", "not known"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        answer: `leave off`: it was measured and did not pay; `do not deploy`: it is not what it should be.
+        headline: one sentence, without a full stop.
+        lines: what it rests on: one for each serving profile, then what else must be known.
+    """
+
+    answer: Answer
+    headline: str
+    lines: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring ranges of concurrency with one recommended policy, and its ratios that were measured in them."""
+
+    first: int
+    last: int
+    policy: str
+    ratios: tuple[AgainstNone, ...]
+
+    @property
+    def requests(self) -> str:
+        """`1 request at a time`, `2 to 4 concurrent requests`."""
+        if self.first == self.last:
+            return "1 request at a time" if self.first == 1 else f"{self.first} concurrent requests"
+        return f"{self.first} to {self.last} concurrent requests"
+
+
+def verdict(
+    entries: Sequence[CertificateEntry],
+    lossless: LosslessReport | None,
+    throughput: ThroughputReport | None,
+    *,
+    today: datetime.date,
+) -> Verdict:
+    """The answer from everything that was certified.
+
+    Args:
+        entries: of all serving profiles.
+        lossless: of the evaluation; None: it was not checked.
+        throughput: of the evaluation; None: it was not measured.
+        today: certificates that ended before do not count.
+    """
+    standings = [_standing(entry, today) for entry in entries]
+    lines = [f"{entry.profile}: {text}" for entry, (_, text) in zip(entries, standings, strict=True)]
+    lines += [*_text_lines(lossless), *_speed_lines(throughput)]
+    answers = {answer for answer, _ in standings}
+    if lossless is not None and lossless.result == "fail":
+        headline = "Do not deploy: its text is not surely the target's, a check of losslessness failed"
+        return Verdict("do not deploy", headline, tuple(lines))
+    if "deploy" in answers:
+        paying = [entry for entry, (answer, _) in zip(entries, standings, strict=True) if answer == "deploy"]
+        return Verdict("deploy", f"Worth deploying {'; '.join(map(_gain, paying))}", tuple(lines))
+    if "do not deploy" in answers:
+        return Verdict("do not deploy", "Do not deploy: engine and evaluation contradict each other", tuple(lines))
+    if "leave off" in answers:
+        headline = "Not worth deploying: where it was measured, nothing surely beat plain decoding"
+        return Verdict("leave off", headline, tuple(lines))
+    return Verdict("not known", "Not known whether it pays: no valid certificate of a serving engine", tuple(lines))
+
+
+def spans(entry: CertificateEntry) -> list[Span]:
+    """What an entry recommends, neighbours of one policy as one."""
+    found: list[Span] = []
+    for item in entry.recommended:
+        ratios = _ratios(entry, item)
+        last = found[-1] if found else None
+        if last is not None and last.policy == item.policy and last.last + 1 == item.from_concurrency:
+            found[-1] = Span(last.first, item.to_concurrency, item.policy, (*last.ratios, *ratios))
+        else:
+            found.append(Span(item.from_concurrency, item.to_concurrency, item.policy, ratios))
+    return found
+
+
+def times(ratio: Measured) -> str:
+    """`1.25 [1.20, 1.30]`."""
+    return f"{ratio.value:.2f} [{ratio.ci95[0]:.2f}, {ratio.ci95[1]:.2f}]"
+
+
+def _standing(entry: CertificateEntry, today: datetime.date) -> tuple[Answer, str]:
+    """What one serving profile says, in one sentence."""
+    if entry.status == "absent":
+        return "not known", f"not measured ({entry.reason})"
+    if entry.lossless is not None and entry.lossless.result == "fail":
+        return "do not deploy", "its texts with drafts are not those without: losslessness failed in the engine"
+    if entry.status == "disagrees":
+        return "do not deploy", f"evaluation and engine disagree, do not rely on it ({entry.reason})"
+    if entry.status == "inconclusive":
+        return "not known", f"inconclusive ({entry.reason})"
+    end = entry.holds_until
+    if end is not None and datetime.date.fromisoformat(end.date) < today:
+        return "not known", f"the certificate ran out on {end.date}: measure again"
+    if not entry.recommended:
+        return "leave off", "nothing was shown to pay, leave speculation off"
+    told = "; ".join(_advice(entry, span) for span in spans(entry))
+    return ("deploy" if any(item.policy != NONE for item in entry.recommended) else "leave off"), told
+
+
+def _advice(entry: CertificateEntry, span: Span) -> str:
+    if span.policy != NONE:
+        return f"at {span.requests} use policy {span.policy}, {_told(span.ratios)}"
+    best = _best(entry, span)
+    reason = f" ({best.arm} at {_requests(best.concurrency)}: {times(best.ratio)} times plain decoding)" if best else ""
+    return f"at {span.requests} switch speculation off{reason}"
+
+
+def _told(ratios: Sequence[AgainstNone]) -> str:
+    if not ratios:
+        return "whose ratio to plain decoding is not known"
+    units = (" times plain decoding's tokens/s", *[""] * (len(ratios) - 1))
+    return ", ".join(
+        f"{times(one.ratio)}{unit} at {_requests(one.concurrency)} (n = {one.ratio.n})"
+        for one, unit in zip(ratios, units, strict=True)
+    )
+
+
+def _requests(concurrency: int) -> str:
+    return f"{concurrency} request{'s' if concurrency > 1 else ''}"
+
+
+def _gain(entry: CertificateEntry) -> str:
+    """Where and by how much, of an entry that recommends a policy: the range with the largest gain."""
+    paying = [span for span in spans(entry) if span.policy != NONE]
+    known = [(one.ratio.value, span, one) for span in paying for one in span.ratios]
+    if not known:
+        return f"on {entry.profile} at {paying[0].requests} (by how much is not known)"
+    _, span, one = max(known, key=lambda item: item[0])
+    more = f" at {_requests(one.concurrency)}" if span.first != span.last else ""
+    return f"on {entry.profile} at {span.requests}: {times(one.ratio)} times plain decoding{more}"
+
+
+def _ratios(entry: CertificateEntry, item: Recommendation) -> tuple[AgainstNone, ...]:
+    return tuple(
+        one
+        for one in entry.against_none
+        if one.policy == item.policy and item.from_concurrency <= one.concurrency <= item.to_concurrency
+    )
+
+
+def _best(entry: CertificateEntry, span: Span) -> AgainstNone | None:
+    """The fastest arm where plain decoding is recommended: how far it is from paying."""
+    there = [one for one in entry.against_none if span.first <= one.concurrency <= span.last]
+    return max(there, key=lambda one: one.ratio.value, default=None)
+
+
+def _text_lines(lossless: LosslessReport | None) -> Iterator[str]:
+    if lossless is None:
+        yield "losslessness: not checked"
+        return
+    greedy = lossless.greedy
+    yield (
+        f"losslessness: {lossless.result} ({greedy.tokens} greedy tokens of {greedy.n} prompts, "
+        f"{len(greedy.violations)} violations)"
+    )
+
+
+def _speed_lines(throughput: ThroughputReport | None) -> Iterator[str]:
+    """The evaluation's own ratios: dspark's loop is no engine that serves."""
+    known = [(name, arm.against_none) for name, arm in throughput.arms.items()] if throughput is not None else []
+    told = [f"{name} {times(ratio)} (n = {ratio.n})" for name, ratio in known if ratio is not None]
+    if told:
+        yield f"in the evaluation, which is no serving engine, against plain decoding: {', '.join(told)}"
