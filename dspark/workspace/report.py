@@ -79,7 +79,14 @@ class Reporter:
             return self.evidence(against)
         workspace = self._workspace()
         source = None if against == CHAMPION else against
-        manifest = fetch_champion(workspace, evidence.files.build, source, tracking_uri=self._tracking_uri())
+        build = evidence.files.build
+        try:
+            manifest = fetch_champion(workspace, build, source, tracking_uri=self._tracking_uri())
+        except PreflightError:  # what it says is about training on from it
+            raise PreflightError(
+                f"build {build!r}: nothing is in production, so there is no champion to compare with",
+                f"compare with a build or a package's folder: dspark report {build} --against NAME",
+            ) from None
         folder = workspace.package(manifest.digests.package_digest)
         return _of_package(folder, str(folder.relative_to(workspace.root)))
 

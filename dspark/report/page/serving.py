@@ -37,7 +37,7 @@ def certificates(evidence: Evidence) -> Section:
     blocks: list[Block] = [*groups, *missing]
     if not blocks:
         blocks.append(Missing("certificates", "no serving profile is declared"))
-    return Section("serving", "Where it pays", tuple(blocks))
+    return Section("serving", "Where it pays, and where not", tuple(blocks))
 
 
 def speed(evidence: Evidence) -> Section:

@@ -137,7 +137,7 @@ def test_the_champion_is_what_holds_production(
 
 def test_without_a_champion_it_says_so(made: Workspace, capsys: pytest.CaptureFixture[str]):
     _, error = called(capsys, made, "demo", "--against", "champion", code=3)
-    assert "nothing is in production" in error
+    assert "nothing is in production, so there is no champion" in error and "--against NAME" in error
 
 
 def test_a_build_that_has_measured_nothing_is_told_what_to_do(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
