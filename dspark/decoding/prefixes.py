@@ -10,6 +10,9 @@ from dspark.scheduling.survival import confidences
 
 Counts = NDArray[np.int64]
 
+# Attention takes rows apart and lays them together again in every layer; less padding than this is cheaper to compute.
+_LEAST_PADDING = 0.25
+
 
 def leading(passed: NDArray[np.bool_]) -> Counts:
     """How many leading entries of each row are true, [rows]."""
@@ -35,3 +38,9 @@ def below_threshold(
             "use policy fixed or fixed(k)",
         )
     return leading(confidences(confidence_logits, 1.0 if temperatures is None else temperatures) >= value)
+
+
+def is_worth_packing(widths: Counts) -> bool:
+    """Whether rows of so many tokens, [rows], are better laid one behind the other than padded to the longest."""
+    padded = len(widths) * int(widths.max())
+    return padded - int(widths.sum()) >= _LEAST_PADDING * padded

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.decoding.prefixes import Counts
-
-# Attention takes rows apart and lays them together again in every layer; less padding than this is cheaper to compute.
-_LEAST_PADDING = 0.25
+from dspark.decoding.prefixes import Counts, is_worth_packing
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,7 @@ class Ragged:
     @classmethod
     def of(cls, widths: Counts, device: torch.device) -> Ragged | None:
         """The layout of rows with so many tokens, [B]; None: padding is not worth the trouble."""
-        padded = len(widths) * int(widths.max())
-        if padded - int(widths.sum()) < _LEAST_PADDING * padded:
+        if not is_worth_packing(widths):
             return None
         places = torch.arange(int(widths.max()), device=device)
         return cls(places < torch.from_numpy(widths).to(device)[:, None])
