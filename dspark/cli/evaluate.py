@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @which_build
-@click.option("--study", metavar="NAME", help="Of pipeline/studies: depth, length, rank, threshold, yours.")
+@click.option("--study", metavar="NAME", help="Of pipeline/studies: depth, length, rank, threshold, load, yours.")
 @click.option("--suite", metavar="NAME", help="A suite of pipeline/suites, for instance paper.")
 @click.option(
     "--data",

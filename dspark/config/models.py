@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 # Names become file names, DVC stage names and registry names: one spelling that is safe in all of them.
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
@@ -440,6 +449,27 @@ class LiveLoadSettings(Settings):
         if self.requests_per_second is not None and self.requests_per_second[0] > self.requests_per_second[1]:
             raise ValueError("requests_per_second: the lowest rate comes first")
         return self
+
+
+class LoadSettings(Settings):
+    """`load` of a study that sweeps it: fixed numbers of requests, under one policy after the other."""
+
+    concurrency: tuple[Count, ...] = Field(default=(1, 2, 4, 8, 16, 32), min_length=1)
+    lengths: tuple[Count, ...] = ()  # fixed lengths that take turns; (): 1, 2, 4, ... and the whole block
+    policies: tuple[str, ...] = ("threshold(0.5)", "scheduled", "scheduled-delayed")
+    temperature: float = Field(default=0.0, ge=0)  # of target and drafts; one that the evaluation recorded
+    new_tokens: int = Field(default=48, ge=2)  # of an answer at most; the evaluation's answers must be as long
+    # At each number of requests: half of them choose the best fixed length, the others judge it, both orders in each.
+    rounds: int = Field(default=12, ge=4)
+    predicted_rounds: int = Field(default=24, gt=0)  # that a prediction is the mean of
+    seed: int = 0
+
+    @field_validator("concurrency")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if list(value) != sorted(set(value)):
+            raise ValueError("numbers of requests must rise, each once")
+        return value
 
 
 class CertificationSettings(Settings):

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from dspark.config.build import ALONE, CORPUS_SECTIONS, FOLDERS, SECTIONS, BuildReader, mistakes_of
 from dspark.config.declared import NAME, Mistake, Mistakes, read_declared, suggestion
 from dspark.config.layers import BUILT_IN, Layered, Origin, Overlay, Override, environment_overrides, flag_overrides
-from dspark.config.models import Name, Settings
+from dspark.config.models import LoadSettings, Name, Settings
 from dspark.config.resolve import Pipeline, build_names, resolve
 from dspark.errors import SettingsError
 
@@ -58,9 +58,11 @@ class StudySpec(Settings):
     # is the horizontal axis of the charts, combinations of the others are lines.
     vary: dict[str, Any] = Field(default_factory=dict)
     set: dict[str, Any] = Field(default_factory=dict)  # settings of all variants, over the build's
-    # What is compared besides: acceptance of the blocks that each threshold would have verified, from the records of
-    # one evaluation. It needs no training, so that without `vary` the build itself is the only variant.
-    sweep: Literal["threshold"] | None = None
+    # What is compared besides. `threshold`: acceptance of the blocks that each threshold would have verified, from the
+    # records of one evaluation. `load`: throughput and speed per user at numbers of requests, timed once the build is
+    # evaluated. Neither needs training, so that without `vary` the build itself is the only variant.
+    sweep: Literal["threshold", "load"] | None = None
+    load: LoadSettings | None = None  # of sweep load; None: the defaults
 
     @field_validator("vary")
     @classmethod
@@ -77,9 +79,13 @@ class StudySpec(Settings):
     @model_validator(mode="after")
     def _compares_something(self) -> StudySpec:
         if not self.vary and self.sweep is None:
-            raise ValueError("a study names what varies: vary: {drafter.layers: [1, 2, 3]}, or sweep: threshold")
+            raise ValueError("a study names what varies: vary: {drafter.layers: [1, 2, 3]}, or sweep: load")
         if self.set and not self.vary:
             raise ValueError("set is for variants: without vary the build itself is looked at, as it is declared")
+        if self.load is not None and self.sweep != "load":
+            raise ValueError("load is for sweep: load")
+        if self.sweep == "load" and self.vary:
+            raise ValueError("a load is timed on one build at a time: leave vary out, and name builds by --build")
         return self
 
     @property

@@ -113,7 +113,7 @@ def collect(study: Study, builds: Path) -> StudyReport:
         target=chosen.target.name,
         build=chosen.name,
         axes=tuple(axis.name for axis in study.spec.axes),
-        sweep=study.spec.sweep,
+        sweep="threshold" if study.spec.sweep == "threshold" else None,
         domains=domains,
         variants=tuple(variants),
     )

@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING
 
 from dspark.config.declared import read_mapping, relative, validated
 from dspark.config.models import LiveLoadSettings
-from dspark.config.stages import BY_NAME, EvaluateInputs
-from dspark.device import serving_device
-from dspark.errors import PreflightError, SettingsError
+from dspark.config.stages import EvaluateInputs
+from dspark.errors import SettingsError
 from dspark.evaluation.live_report import LiveReport, write_report
 from dspark.io.jsonfile import read_model
 from dspark.io.progress import Progress, install_stop_signals
-from dspark.workspace.inputs import read_entry, read_inputs
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import ListenedProgress, Listener
 from dspark.workspace.lock import run_lock
+from dspark.workspace.served import (
+    fitted_temperatures,
+    impossible_policies,
+    served_drafter,
+    served_inputs,
+    served_target,
+)
 from dspark.workspace.stage import StagePaths
 
 if TYPE_CHECKING:
-    from dspark.drafters.base import Drafter
     from dspark.evaluation.live import LiveArms, Prompts
-    from dspark.scheduling.prefix import PrefixScheduler
     from dspark.targets.loading import Target
 
 STAGE = "live"
-_AS = "evaluate"  # the stage whose inputs this measures with
 
 
 def read_load(path: Path | None, workspace: Workspace) -> LiveLoadSettings:
@@ -68,13 +70,7 @@ def live_load_of(
         IntegrityError: a drafter of another target.
     """
     folder = out or workspace.state / STAGE / build
-    inputs = read_inputs(workspace, _AS, build)[1]
-    if not isinstance(inputs, EvaluateInputs):
-        raise TypeError(f"the inputs of {_AS} are {type(inputs).__name__}")
-    paths = StagePaths(workspace, BY_NAME[_AS], build, read_entry(workspace, _AS, build), out=folder, work=folder)
-    for name in (build, *rivals):
-        if not _drafter(workspace, name).is_dir():
-            raise PreflightError(f"build {name!r} has no trained drafter", f"dspark run --build {name}")
+    inputs, paths = served_inputs(workspace, build, folder, rivals)
     install_stop_signals()
     progress = ListenedProgress(listener, f"{STAGE}@{build}")
     started = time.monotonic()
@@ -94,19 +90,12 @@ def _replay(
     rivals: Sequence[str],
     progress: Progress,
 ) -> LiveReport:
-    import torch
-
     from dspark.evaluation.live import live_load
-    from dspark.profiling.fingerprint import threads
-    from dspark.targets.loading import load_target
-    from dspark.targets.record import read_record
 
-    torch.set_num_threads(threads(inputs.profile))
-    record = read_record(paths.target)
-    target = load_target(record, paths.root, dtype=inputs.profile.dtype, device=serving_device(inputs.profile))
+    target = served_target(inputs, paths)
     settings, arms = _arms(workspace, inputs.build, target, paths, settings, rivals, progress)
     longest = max([len(arms.lengths), *(one.proposer.gamma for one in arms.baselines if one.proposer is not None)])
-    prompts = _prompts(paths, settings, record.max_position - longest)
+    prompts = _prompts(paths, settings, target.record.max_position - longest)
     return live_load(target, arms, prompts, settings, progress=progress)
 
 
@@ -120,34 +109,20 @@ def _arms(
     progress: Progress,
 ) -> tuple[LiveLoadSettings, LiveArms]:
     """What takes turns, and the settings without the policies that are there by default and cannot be had."""
-    from dspark.calibration.results import read_report
     from dspark.decoding.proposers import torch_proposer
-    from dspark.drafters.checkpoint import read_checkpoint
-    from dspark.evaluation.drafter import temperatures_of
     from dspark.evaluation.live import LiveArms
     from dspark.profiling.cost import CostReport
     from dspark.scheduling.prefix import PrefixScheduler
 
-    def read(name: str) -> Drafter:
-        found = read_checkpoint(_drafter(workspace, name), target.embedding, target.head, record=target.record)
-        return found.to(target.dtype)
-
-    drafter = read(build)
-    gamma, sampling = drafter.config.gamma, settings.sampling
-    calibration = paths.build / "calibrate" / "calibration.json"
-    temperatures = None
-    if calibration.is_file() and (sampling.top_k, sampling.top_p) == (0, 1.0):
-        temperatures = temperatures_of(read_report(calibration), sampling.temperature)
+    drafter = served_drafter(workspace, build, target)
+    temperatures = fitted_temperatures(paths, settings.sampling)
     scheduler: PrefixScheduler | None = None
     cost = read_model(paths.cost, CostReport).scheduling if paths.cost.is_file() else None
     if cost is not None:
-        scheduler = PrefixScheduler(cost, gamma, temperatures)
-    impossible = {
-        name: "the drafter has no confidence head" if not drafter.config.confidence else "no cost was measured"
-        for name in settings.policies
-        if (not drafter.config.confidence and not name.startswith(("none", "fixed")))
-        or (scheduler is None and name.startswith("scheduled"))
-    }
+        scheduler = PrefixScheduler(cost, drafter.config.gamma, temperatures)
+    impossible = impossible_policies(
+        settings.policies, confident=drafter.config.confidence, costed=scheduler is not None
+    )
     for name, reason in impossible.items():
         if "policies" in settings.model_fields_set:
             raise SettingsError(f"policy {name} cannot be had: {reason}", "leave it out of `policies`")
@@ -160,7 +135,7 @@ def _arms(
         settings,
         scheduler=scheduler,
         temperatures=temperatures,
-        rivals={name: torch_proposer(read(name)) for name in rivals},
+        rivals={name: torch_proposer(served_drafter(workspace, name, target)) for name in rivals},
     )
     return settings, arms
 
@@ -173,7 +148,3 @@ def _prompts(paths: StagePaths, settings: LiveLoadSettings, room: int) -> Prompt
     everything = read_prompts(paths.corpus / "prompts" / "eval.jsonl")
     fitting, _ = that_fit(everything, lambda one: len(one.token_ids), settings.new_tokens, [room])
     return Prompts([one.token_ids for one in fitting], [one.domain for one in fitting])
-
-
-def _drafter(workspace: Workspace, build: str) -> Path:
-    return workspace.build(build) / "train" / "drafter"

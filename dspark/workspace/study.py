@@ -2,7 +2,8 @@
 
 Variants are builds like any other: the stages that make them are DVC's, so a stopped study goes on where it was, a
 second one does nothing, and one value more makes one build more. They share the corpus of the build they are made from,
-its answers and its features. None is packaged or registered: a study is looked at, and the build of choice declared.
+its answers and its features. None is packaged or registered: a study is looked at, and the build of choice declared. A
+sweep of the load is timed when its build is there (`workspace.load`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from dspark.config.stages import BY_NAME
 from dspark.config.studies import resolve_study
+from dspark.evaluation.load_report import LoadReport
 from dspark.io.atomic import write_text
 from dspark.io.jsonfile import model_json, write_model
 from dspark.report.study import StudyReport, collect
@@ -20,6 +22,7 @@ from dspark.report.study_charts import study_charts
 from dspark.report.study_tables import study_csv
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Listener
+from dspark.workspace.load import load_study
 from dspark.workspace.run import Report, Request, make
 
 GOAL = BY_NAME["evaluate"].name
@@ -37,7 +40,7 @@ class Studied:
     """
 
     run: Report
-    report: StudyReport
+    report: StudyReport | LoadReport
     folder: Path
     files: tuple[str, ...]
 
@@ -73,8 +76,11 @@ def study(workspace: Workspace, request: Request, name: str, listener: Listener)
         else f"study {name}: the evaluation of build {chosen}"
     )
     run = make(workspace, request, found.pipeline, listener, goal=GOAL)
-    report = collect(found, workspace.root / "builds")
     folder = workspace.study(chosen, name)
+    if found.spec.sweep == "load":
+        timed, files = load_study(workspace, found, folder, listener)
+        return Studied(run, timed, folder, files)
+    report = collect(found, workspace.root / "builds")
     return Studied(run, report, folder, _write(report, folder))
 
 

@@ -172,3 +172,36 @@ def test_a_study_of_the_tiny_target_from_prompts_to_charts(new_sandbox: Sandbox)
     assert swept.code == 0, swept.err
     rows = list(csv.DictReader((root / "studies/tiny/threshold/study.csv").open()))
     assert {row["threshold"] for row in rows} == {f"0.{tenth}" for tenth in range(9)}
+
+
+@pytest.mark.long
+def test_a_load_study_of_the_tiny_target_is_predicted_before_it_is_timed(new_sandbox: Sandbox) -> None:
+    """Real stages and rounds. Prompts that are asked had no part in the prediction, which is older than the
+    rounds; more requests than there are prompts are refused."""
+    root = new_sandbox.root
+    text = "sweep: load\nload: {concurrency: [1, 2, 3], rounds: 4, new_tokens: 12, policies: [scheduled]}\n"
+    (root / "pipeline/studies/small.yaml").write_text(text)
+    command = ("evaluate", "--study", "small", "--target", "tiny", "--set", "export.onnx=false")
+    done = new_sandbox.dspark(*command, "--json", timeout=600)
+    assert done.code == 0, done.err
+    report, folder = done.json, root / "studies/tiny/small"
+    predicted = json.loads((folder / "predicted.json").read_text())
+    assert not {*predicted["fitted_on"]} & {*predicted["measured_on"]} and predicted["fitted_on"]
+    assert (folder / "predicted.json").stat().st_mtime < (folder / "study.json").stat().st_mtime
+    names = ["none", "fixed(1)", "fixed(2)", "fixed(4)", "scheduled"]
+    assert [sorted(load["arms"]) for load in report["loads"]] == [sorted(names)] * 3
+    assert [(one["concurrency"], one["arm"]) for one in report["compared"]] == [
+        (load, name) for load in (1, 2, 3) for name in names]  # fmt: skip
+    assert len(predicted["points"]) == 15
+    # The profile of the tiny build goes up to two requests: steps of three are measured here.
+    cost = json.loads((folder / "cost.json").read_text())
+    assert {row["requests"] for row in cost["rows"]} == {1, 2, 3} and "are measured first" in done.err
+    assert {path.name for path in folder.iterdir()} == {
+        "study.json", "study.csv", "gains.csv", "predictions.csv", "predicted.json", "cost.json", "pareto.svg",
+        "budget.svg", "predicted.svg"}  # fmt: skip
+    rows = list(csv.DictReader((folder / "study.csv").open()))
+    assert len(rows) == 15 and all(float(row["tokens_per_second"]) > 0 for row in rows)
+
+    (root / "pipeline/studies/small.yaml").write_text(text.replace("[1, 2, 3]", "[1, 500]"))
+    refused = new_sandbox.dspark(*command, timeout=600)
+    assert refused.code == 4 and "too few for 500 requests at a time" in refused.err

@@ -190,3 +190,25 @@ def test_an_unknown_study_names_the_one_that_was_meant(root: Path) -> None:
 def test_the_studies_of_the_workspace_fit_its_builds(name: str, build: str) -> None:
     found = resolve_study(CHECKOUT, name, build=build)
     assert len({one.name for one in found.pipeline.wanted}) == len(found.variants) == len(found.pipeline.wanted)
+
+
+def test_a_load_is_swept_on_the_build_itself(root: Path) -> None:
+    study(root, "sweep: load\nload: {concurrency: [1, 8], policies: [scheduled]}\n")
+    found = resolve_study(root, "s", build="mine")
+    assert [variant.name for variant in found.variants] == ["mine"]
+    assert found.spec.load is not None and found.spec.load.concurrency == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sweep: threshold\nload: {rounds: 8}\n", "load is for sweep: load"),
+        ("sweep: load\nvary: {drafter.gamma: [2]}\n", "a load is timed on one build at a time"),
+        ("sweep: load\nload: {concurrency: [4, 2]}\n", "numbers of requests must rise, each once"),
+        ("sweep: load\nload: {concurrency: []}\n", "load.concurrency"),
+        ("sweep: load\nload: {rounds: 3}\n", "load.rounds"),
+        ("sweep: load\nload: {round: 8}\n", "unknown key 'load.round'"),
+    ],
+)
+def test_what_is_no_load_is_refused(root: Path, text: str, said: str) -> None:
+    assert said in refusal(root, text)
