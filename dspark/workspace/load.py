@@ -68,8 +68,6 @@ def load_study(
     progress = ListenedProgress(listener, f"{found.spec.name}@{build}")
     started = time.monotonic()
     with run_lock(workspace, f"dspark evaluate --study {found.spec.name} of build {build!r}", listener.note):
-        for name in (REPORT, PREDICTED):  # of an earlier study, which the new prediction does not belong to
-            (folder / name).unlink(missing_ok=True)
         report = _Load(workspace, inputs, paths, settings, progress).study(found.spec.name, folder)
         write_model(folder / REPORT, report)
         texts = load_texts(report)
@@ -116,6 +114,7 @@ class _Load:
                 self.settings,
             ),
         )
+        (folder / REPORT).unlink(missing_ok=True)  # of an earlier study, which the new prediction does not belong to
         write_model(folder / PREDICTED, predicted)
         comparisons = measure_load(target, arms, [one.token_ids for one in asked], self.settings, self.progress)
         levels = [level.tokens_per_second_per_user for level in self.inputs.profile.service_levels]

@@ -205,3 +205,4 @@ def test_a_load_study_of_the_tiny_target_is_predicted_before_it_is_timed(new_san
     (root / "pipeline/studies/small.yaml").write_text(text.replace("[1, 2, 3]", "[1, 500]"))
     refused = new_sandbox.dspark(*command, timeout=600)
     assert refused.code == 4 and "too few for 500 requests at a time" in refused.err
+    assert (folder / "study.json").is_file()  # of the study before
