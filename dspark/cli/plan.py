@@ -27,6 +27,12 @@ from dspark.cli.options import (
     "--estimate", is_flag=True, help="Show tokens, bytes, memory and time instead, before anything is fetched or run."
 )
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="With --estimate: of so many tokens.")
+@click.option(
+    "--what-if",
+    "change",
+    metavar="KEY=VALUE[,...]",
+    help="Predict what the finished build would do with gamma=N, profile=NAME, concurrency=N instead.",
+)
 @as_json
 @click.pass_context
 def plan(
@@ -37,14 +43,15 @@ def plan(
     settings: bool,
     estimate: bool,
     tokens: int | None,
+    change: str | None,
     json_output: bool,
 ) -> None:
     """Show which stages a run would do and why, what they took last time and what they leave."""
     from dspark.workspace.plan import plan as make_plan
     from dspark.workspace.run import resolve_request
 
-    if settings and estimate:
-        raise click.UsageError("--settings and --estimate show different things: give one of them")
+    if sum((settings, estimate, change is not None)) > 1:
+        raise click.UsageError("--settings, --estimate and --what-if show different things: give one of them")
     if tokens is not None and not estimate:
         raise click.UsageError("--tokens goes with --estimate")
     workspace = workspace_of(context)
@@ -57,6 +64,11 @@ def plan(
         from dspark.workspace.estimate import estimate as make_estimate
 
         print_estimate(make_estimate(workspace, pipeline.chosen, tokens), json_output=json_output)
+        return
+    if change is not None:
+        from dspark.cli.what_if import print_what_if
+
+        print_what_if(workspace, pipeline.chosen.name, change, json_output=json_output)
         return
     found = make_plan(workspace, pipeline)
     if json_output:

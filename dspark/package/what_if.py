@@ -1,0 +1,285 @@
+"""`dspark plan --what-if`: what a package would do with shorter blocks, on another profile, at another load.
+
+The answer is a prediction (`evaluation.prediction`) from what the package holds: records of single prompts, calibrated
+temperatures, step times of its serving profiles. What these say nothing about is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from dspark.config.declared import suggestion
+from dspark.config.models import Name
+from dspark.decoding.policies import Fixed, NoDrafts, Policy, Scheduled
+from dspark.decoding.records import RecordSet, read_records
+from dspark.errors import DataError, IntegrityError, SettingsError
+from dspark.evaluation.entry import CertificateEntry
+from dspark.evaluation.prediction import Prediction, Recorded, predict
+from dspark.evaluation.results import Model
+from dspark.io.jsonfile import read_model
+from dspark.measured import Measured
+from dspark.package.evidence import certificate_of, listed_file
+from dspark.package.layout import SCHEDULER
+from dspark.package.manifest import Manifest
+from dspark.package.verify import read_manifest
+from dspark.profiling.cost import CostReport
+from dspark.profiling.times import MeasuredSteps
+from dspark.scheduling.config import read_scheduler
+from dspark.scheduling.prefix import PrefixScheduler
+
+KEYS = ("gamma", "profile", "concurrency")
+_TEMPERATURE = 0.0  # of the records: what certificates are measured at
+_TOKENS = 48  # of an answer at most
+
+
+# ---------------------------------------------------------------- asked
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be different; None: as it is.
+
+    Attributes:
+        gamma: drafts of a block.
+        profile: a serving profile.
+        concurrency: requests at a time; None: all numbers of which there are step times.
+    """
+
+    gamma: int | None = None
+    profile: str | None = None
+    concurrency: int | None = None
+
+
+def parse_change(text: str) -> Change:
+    """`gamma=2,profile=reference-cpu,concurrency=8`, any of them.
+
+    Raises:
+        SettingsError: another key, a value that is no number above 0, a key without a value or named twice.
+    """
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in KEYS:
+            raise SettingsError(f"--what-if {text}: {key!r} cannot be changed", suggestion(key, KEYS))
+        if not equals or not value or key in found:
+            problem = "stands there twice" if key in found else "has no value"
+            raise SettingsError(f"--what-if {text}: {key} {problem}", f"for instance --what-if {_EXAMPLES[key]}")
+        found[key] = value
+    numbers = {}
+    for key in ("gamma", "concurrency"):
+        if key in found:
+            if not found[key].isdecimal() or int(found[key]) < 1:
+                raise SettingsError(
+                    f"--what-if {text}: {key} is a number above 0, not {found[key]!r}",
+                    f"for instance --what-if {_EXAMPLES[key]}",
+                )
+            numbers[key] = int(found[key])
+    return Change(profile=found.get("profile"), **numbers)
+
+
+_EXAMPLES = {"gamma": "gamma=2", "profile": "profile=reference-cpu", "concurrency": "concurrency=8"}
+
+
+# ---------------------------------------------------------------- answered
+
+
+class Setting(Model):
+    """What a prediction is for."""
+
+    profile: Name
+    gamma: int = Field(ge=1)
+
+
+class WhatIfPoint(Model):
+    """One policy at one number of requests."""
+
+    concurrency: int
+    policy: str
+    current: Prediction | None = None  # None: there are no step times of so many requests
+    changed: Prediction | None = None
+    certified_tokens_per_second: Measured | None = None  # of the current setting, prefills included; None: not measured
+
+
+class WhatIf(Model):
+    """The answer."""
+
+    schema_: Literal["dspark/what-if/1"] = Field(default="dspark/what-if/1", alias="schema")
+    package_digest: str
+    build: Name
+    current: Setting
+    changed: Setting
+    points: tuple[WhatIfPoint, ...]
+    rests_on: tuple[str, ...]  # in plain words
+
+
+def what_if(folder: Path, change: Change) -> WhatIf:
+    """Predict what a change does to a package.
+
+    Raises:
+        SettingsError: longer blocks than the drafter's, a profile that the package was not made for, more requests than
+            were measured.
+        DataError: step times or records are missing.
+        IntegrityError: it is no package, or a file is not the one of its manifest.
+    """
+    manifest = read_manifest(folder)
+    trained = manifest.drafter.gamma
+    if change.gamma is not None and change.gamma > trained:
+        raise SettingsError(
+            f"gamma={change.gamma}: the drafter was trained for blocks of {trained}, and nothing tells how far longer "
+            "ones would be accepted",
+            f"train it: dspark evaluate --study length --build {manifest.build}, "
+            f"or dspark run --build {manifest.build} --set drafter.gamma={change.gamma}",
+        )
+    profiles = _profiles(folder, manifest)
+    if not profiles:
+        raise DataError(
+            f"{folder} holds no step times: none of its serving profiles was measured",
+            f"measure one that can be reached: dspark profiles list, then dspark run --build {manifest.build}",
+        )
+    first = next(iter(profiles))
+    current = Setting(profile=first, gamma=trained)
+    changed = Setting(profile=_known(change.profile, profiles, manifest) or first, gamma=change.gamma or trained)
+    recorded, records = _records(folder, manifest)
+    mine, theirs = _Engine.of(folder, manifest, current, profiles), _Engine.of(folder, manifest, changed, profiles)
+    entries = {entry.profile: entry for entry in certificate_of(folder, manifest).entries}
+    loads = (change.concurrency,) if change.concurrency is not None else theirs.loads
+    if change.concurrency is not None and change.concurrency > theirs.steps.most_requests:
+        raise SettingsError(
+            f"concurrency={change.concurrency}: steps of {changed.profile} were measured for up to "
+            f"{theirs.steps.most_requests} requests",
+            f"add {change.concurrency} to `requests` in serving_profiles/{changed.profile}.yaml: "
+            f"dspark run --build {manifest.build}",
+        )
+    return WhatIf(
+        package_digest=manifest.digests.package_digest,
+        build=manifest.build,
+        current=current,
+        changed=changed,
+        points=tuple(
+            WhatIfPoint(
+                concurrency=load,
+                policy=policy,
+                current=mine.predict(recorded, policy, load),
+                changed=theirs.predict(recorded, policy, load),
+                certified_tokens_per_second=_certified(entries.get(first), policy, load),
+            )
+            for load in loads
+            for policy in dict.fromkeys((*mine.policies, *theirs.policies))
+        ),
+        rests_on=tuple(_grounds(manifest, records, current, changed, profiles, entries)),
+    )
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """A setting, ready to be predicted."""
+
+    gamma: int
+    policies: dict[str, Policy]
+    steps: MeasuredSteps
+    loads: tuple[int, ...]
+
+    @classmethod
+    def of(cls, folder: Path, manifest: Manifest, setting: Setting, costs: dict[str, CostReport]) -> _Engine:
+        cost = costs[setting.profile]
+        policies: dict[str, Policy] = {NoDrafts.name: NoDrafts(), "fixed": Fixed()}
+        temperatures = _temperatures(folder, manifest)
+        if temperatures is not None and cost.scheduling is not None:
+            scheduler = PrefixScheduler(cost.scheduling, setting.gamma, temperatures[: setting.gamma])
+            policies[Scheduled.name] = Scheduled(scheduler)
+        loads = tuple(sorted({row.requests for row in cost.rows} & {row.requests for row in cost.plain}))
+        return cls(setting.gamma, policies, MeasuredSteps(cost), loads)
+
+    def predict(self, recorded: Recorded, policy: str, concurrency: int) -> Prediction | None:
+        if policy not in self.policies or concurrency > self.steps.most_requests:
+            return None
+        return predict(recorded.cut(self.gamma), self.policies[policy], concurrency, self.steps)
+
+
+def _profiles(folder: Path, manifest: Manifest) -> dict[str, CostReport]:
+    """Step times by serving profile, in the build's order."""
+    found = {}
+    for name in manifest.inputs.recipe["serving_profiles"]:
+        path = listed_file(folder, manifest, f"scheduler/cost/{name}.json")
+        if path is not None:
+            found[name] = read_model(path, CostReport, IntegrityError)
+    return found
+
+
+def _known(name: str | None, costs: dict[str, CostReport], manifest: Manifest) -> str | None:
+    if name is None or name in costs:
+        return name
+    declared = manifest.inputs.recipe["serving_profiles"]
+    if name in declared:
+        raise SettingsError(
+            f"profile={name}: the package holds no step times of it", f"those with step times: {', '.join(costs)}"
+        )
+    raise SettingsError(f"profile={name}: the package was not made for it", suggestion(name, costs))
+
+
+def _records(folder: Path, manifest: Manifest) -> tuple[Recorded, RecordSet]:
+    """Of the prompts of the domains that were trained on."""
+    path = listed_file(folder, manifest, f"evidence/evaluate/records/temperature-{_TEMPERATURE:g}.safetensors")
+    if path is None:
+        raise DataError(f"{folder} holds no records of single prompts", f"dspark run --build {manifest.build}")
+    records = read_records(path)
+    trained = [i for i, domain in enumerate(records.domains) if domain in manifest.inputs.corpus.domains]
+    chosen = records.only(trained)
+    longest = max((len(one.token_ids) for one in chosen.decoded), default=_TOKENS)
+    return Recorded.of(chosen.decoded, min(_TOKENS, longest)), chosen
+
+
+def _temperatures(folder: Path, manifest: Manifest) -> tuple[float, ...] | None:
+    path = listed_file(folder, manifest, SCHEDULER)
+    if path is None:
+        return None
+    try:
+        return read_scheduler(path).calibration(_TEMPERATURE).temperatures
+    except SettingsError:
+        return None  # no confidence head, or none calibrated for greedy decoding: nothing is scheduled
+
+
+def _certified(entry: CertificateEntry | None, policy: str, concurrency: int) -> Measured | None:
+    points = entry.load if entry is not None else ()
+    return next(
+        (one.tokens_per_second for one in points if (one.concurrency, one.policy) == (concurrency, policy)), None
+    )
+
+
+def _grounds(
+    manifest: Manifest,
+    records: RecordSet,
+    current: Setting,
+    changed: Setting,
+    costs: dict[str, CostReport],
+    entries: dict[str, CertificateEntry],
+) -> Sequence[str]:
+    """What the answer rests on, and what it leaves out."""
+    trained, domains = manifest.drafter.gamma, ", ".join(sorted(set(records.domains)))
+    lines = [
+        f"acceptance and confidences: {len(records.ids)} eval prompts ({domains}), greedy, whole blocks of {trained}"
+    ]
+    for name in dict.fromkeys((current.profile, changed.profile)):
+        cost, entry = costs[name], entries.get(name)
+        contexts = sorted({row.context for row in cost.rows})
+        lines.append(
+            f"step times of {name}: {cost.repeats} repeats of each shape, contexts of {contexts[0]} to {contexts[-1]} "
+            f"tokens, {cost.dtype}, {cost.threads} threads"
+        )
+        if entry is not None:
+            told = f"measured {entry.measured_at}" if entry.status == "measured" else f"{entry.status}: {entry.reason}"
+            lines.append(f"certificate of {name}: {told}")
+    if changed.gamma < trained:
+        lines.append(
+            f"blocks of {changed.gamma} are the first {changed.gamma} of {trained} drafts and cost as much to draft: a "
+            f"drafter of gamma {changed.gamma} drafts faster"
+        )
+    lengths = np.array([min(len(one.token_ids), _TOKENS) for one in records.decoded])
+    lines.append(f"answers of {lengths.mean():.0f} tokens on average, {_TOKENS} at most; prefills are left out")
+    return lines

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # fake_build.py, watched.py
+
+import fake_build
+import watched
+
+from dspark.cli.boundary import run_command
+from dspark.decoding.records import write_records
+from dspark.errors import DataError, SettingsError
+from dspark.io.jsonfile import write_model
+from dspark.package.assemble import assemble
+from dspark.package.what_if import Change, WhatIf, parse_change, what_if
+from dspark.profiling.cost import CostReport
+
+FASTER = "gpu-elsewhere"
+
+
+def cost(profile: str, seconds: float, requests: tuple[int, ...]) -> CostReport:
+    """A cycle that drafts takes as long whatever it verifies, a plain one half of it."""
+    made = fake_build.cost()
+    (row,) = made.rows
+
+    def at(count: int, tokens: int, took: float) -> Any:
+        changed = {"requests": count, "verify_tokens": tokens, "step_seconds": took, "ci95": (took, took)}
+        return row.model_copy(update=changed)
+
+    rows = tuple(at(count, count * (1 + drafts), seconds) for count in requests for drafts in (0, 1, 3))
+    plain = tuple(at(count, count, seconds / 2) for count in requests)
+    return made.model_copy(update={"profile": profile, "rows": rows, "plain": plain})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of two measured profiles: cycles of a second, of up to 2 requests, and of half of it, of up to 4."""
+    root = tmp_path_factory.mktemp("what-if")
+    sources = fake_build.make(root)
+    write_records(root / "evaluate/records/temperature-0.safetensors", watched.records())
+    write_model(root / "cost.json", cost(fake_build.CPU, 1.0, (1, 2)))
+    write_model(root / "faster.json", cost(FASTER, 0.5, (1, 2, 4)))
+    sources = replace(sources, costs={**sources.costs, FASTER: root / "faster.json"})
+    assemble(sources, root / "mine/package", card=fake_build.card)
+    return root / "mine/package"
+
+
+def points(answer: WhatIf) -> dict[tuple[int, str], Any]:
+    return {(one.concurrency, one.policy): one for one in answer.points}
+
+
+def test_shorter_blocks_are_cut_from_the_recorded_ones(folder: Path):
+    """Of 15 blocks 9 accept a draft, and 15 or 16 drafts are accepted in all: tau 1.6 instead of about 2.03. Cycles
+    take a second, so one request gets tau tokens per second; plain decoding gets two."""
+    answer = what_if(folder, Change(gamma=1))
+    assert (answer.current.gamma, answer.changed.gamma, answer.changed.profile) == (3, 1, fake_build.CPU)
+    found = points(answer)
+    assert {load for load, _ in found} == {1, 2}
+    fixed = found[1, "fixed"]
+    assert fixed.current.tau == pytest.approx(2.03, rel=0.08) and fixed.changed.tau == pytest.approx(1.6, rel=0.08)
+    assert fixed.changed.tokens_per_second == pytest.approx(fixed.changed.tau)
+    assert fixed.current.verified_tokens_per_request == 3 and fixed.changed.verified_tokens_per_request == 1
+    none = found[1, "none"]
+    assert none.current == none.changed and none.current.tokens_per_second == pytest.approx(2)
+    assert any("blocks of 1 are the first 1 of 3 drafts and cost as much to draft" in line for line in answer.rests_on)
+    assert any("18 eval prompts (chat, math), greedy, whole blocks of 3" in line for line in answer.rests_on)
+    assert any("prefills are left out" in line for line in answer.rests_on)
+
+
+def test_another_profile_costs_what_it_was_measured_to_cost(folder: Path):
+    """Twice as fast, and of more requests, of which the first profile says nothing."""
+    found = points(what_if(folder, Change(profile=FASTER)))
+    one = found[2, "fixed"]
+    assert one.changed.tokens_per_second == pytest.approx(2 * one.current.tokens_per_second)
+    assert one.changed.tau == one.current.tau
+    assert found[4, "fixed"].current is None and found[4, "fixed"].changed is not None
+    certified = {place: one.certified_tokens_per_second for place, one in found.items()}
+    certified = {place: speed for place, speed in certified.items() if speed is not None}
+    loads = fake_build.measured_entry().load
+    assert certified == {
+        (one.concurrency, one.policy): one.tokens_per_second for one in loads if (one.concurrency, one.policy) in found
+    }
+
+
+def test_one_load_may_be_asked_for(folder: Path):
+    answer = what_if(folder, Change(concurrency=2))
+    assert {one.concurrency for one in answer.points} == {2} and answer.current == answer.changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        (Change(gamma=4), "trained for blocks of 3", "dspark evaluate --study length --build demo"),
+        (Change(profile="cpu-referense"), "was not made for it", "did you mean 'cpu-reference'?"),
+        (Change(concurrency=3), "measured for up to 2 requests", "add 3 to `requests`"),
+    ],
+)
+def test_what_nothing_was_measured_for_is_refused(folder: Path, change: Change, message: str, hint: str):
+    with pytest.raises(SettingsError) as refused:
+        what_if(folder, change)
+    assert message in refused.value.message and hint in refused.value.hint
+
+
+def test_a_profile_without_step_times_and_a_package_without_any(tmp_path: Path):
+    sources = fake_build.make(tmp_path)
+    write_records(tmp_path / "evaluate/records/temperature-0.safetensors", watched.records())
+    assemble(sources, tmp_path / "package", card=fake_build.card)
+    with pytest.raises(SettingsError, match="holds no step times of it"):
+        what_if(tmp_path / "package", Change(profile=FASTER))
+    assemble(replace(sources, costs={}), tmp_path / "bare", card=fake_build.card)
+    with pytest.raises(DataError, match="holds no step times: none of its serving profiles was measured"):
+        what_if(tmp_path / "bare", Change(gamma=1))
+
+
+def test_changes_are_read_from_a_line():
+    assert parse_change("gamma=2") == Change(gamma=2)
+    assert parse_change("profile=a-b, concurrency=8,gamma=1") == Change(1, "a-b", 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("gama=2", "'gama' cannot be changed", "did you mean 'gamma'?"),
+        ("gamma", "gamma has no value", "gamma=2"),
+        ("gamma=0", "gamma is a number above 0, not '0'", "gamma=2"),
+        ("concurrency=many", "concurrency is a number above 0", "concurrency=8"),
+        ("gamma=1,gamma=2", "gamma stands there twice", "gamma=2"),
+        ("", "'' cannot be changed", "gamma"),
+    ],
+)
+def test_mistakes_in_the_line_are_named(text: str, message: str, hint: str):
+    with pytest.raises(SettingsError) as refused:
+        parse_change(text)
+    assert message in refused.value.message and hint in refused.value.hint
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = SimpleNamespace(build=lambda name: folder.parent.with_name(name))
+    monkeypatch.setattr("dspark.cli.plan.workspace_of", lambda context: workspace)
+    monkeypatch.setattr(
+        "dspark.workspace.run.resolve_request",
+        lambda workspace, request: SimpleNamespace(chosen=SimpleNamespace(name=request.build)),
+    )
+
+
+def test_the_answer_is_a_table_with_what_it_rests_on(planned: None, capsys: pytest.CaptureFixture[str]):
+    assert run_command(["plan", "--build", "mine", "--what-if", f"profile={FASTER},gamma=2"]) == 0
+    out = capsys.readouterr().out
+    assert "gamma 3 on cpu-reference now, gamma 2 on gpu-elsewhere instead" in out
+    assert [line.split()[:2] for line in out.splitlines()[2:4]] == [["1", "none"], ["1", "fixed"]]
+    assert "+100.0%" in out.splitlines()[2]
+    assert "rests on  step times of gpu-elsewhere" in out
+    assert run_command(["plan", "--build", "mine", "--what-if", "gamma=1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert WhatIf.model_validate(document).changed.gamma == 1
+
+
+def test_the_command_refuses_in_two_lines(planned: None, capsys: pytest.CaptureFixture[str]):
+    assert run_command(["plan", "--build", "mine", "--what-if", "gamma=9"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 2
+    assert run_command(["plan", "--build", "other", "--what-if", "gamma=1"]) == 3
+    assert "build 'other' has no package to answer from" in capsys.readouterr().err
+    assert run_command(["plan", "--build", "mine", "--what-if", "gamma=1", "--estimate"]) == 2
