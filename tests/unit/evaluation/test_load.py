@@ -24,7 +24,7 @@ from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import Target
 
 GAMMA = 3
-SETTINGS = LoadSettings(concurrency=(1, 4), lengths=(1, 3), rounds=8, new_tokens=16, predicted_rounds=60)
+SETTINGS = LoadSettings(concurrency=(1, 4), lengths=(1, 3), rounds=4, new_tokens=16, predicted_rounds=40)
 CURVE = CostCurve(
     sample_batch_tokens=(1, 2, 4, 8, 16), sample_steps_per_second=(0.9, 0.8, 0.7, 0.5, 0.3), max_batch_tokens=16
 )
@@ -65,7 +65,7 @@ def test_predicted_rounds_are_those_of_the_engine(target: Target, clocked: None)
     """Prompts are fitted on that are measured, too, so that all that is left are the places of cycles: which ones an
     answer has is drawn at random."""
     generator = np.random.default_rng(5)
-    prompts = generator.integers(3, 40, (8, 6)).tolist()
+    prompts = generator.integers(3, 40, (4, 6)).tolist()
     proposer = TorchProposer(tiny_drafter(target, GAMMA))
     records = decode(target, proposer, prompts, max_new_tokens=16, policy=Fixed(), batch_size=8)
     arms = load_arms(proposer, SETTINGS, scheduler=PrefixScheduler(CURVE, GAMMA))
