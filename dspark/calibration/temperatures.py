@@ -57,6 +57,7 @@ def fit_temperatures(
     Args:
         records: of one sampling; at least `min_samples` drafts must reach a position in each half for its fit.
         settings: bins, min_samples and seed are used; None: the defaults.
+        progress: advanced by one per position; None: nobody watches.
     Returns:
         temperatures (1 wherever scaling is not shown to help, with the reason), the held-out assessment of those of
         the fit half, and warnings.

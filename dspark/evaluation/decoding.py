@@ -1,4 +1,4 @@
-"""Prompts of a split through the reference loop."""
+"""Prompts through the reference loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,65 @@ from dspark.decoding.loop import decode
 from dspark.decoding.policies import Fixed
 from dspark.decoding.records import RecordSet
 from dspark.errors import DataError
+from dspark.evaluation.acceptance import measure_acceptance
+from dspark.evaluation.results import Acceptance
 from dspark.io.digest import digest_json
 from dspark.io.progress import Progress
 from dspark.targets.loading import Target
 
 Prompt = TypeVar("Prompt")
 FEWEST = 2  # prompts, without which there is no interval
+
+
+def evaluate(
+    target: Target,
+    proposer: Proposer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    seed: int = 0,
+    batch_size: int = 16,
+    progress: Progress | None = None,
+) -> Acceptance:
+    """How far drafts get: tau and acceptance by position over some prompts, whole blocks verified.
+
+    tau = tokens committed / cycles, the bonus token of each cycle included (DSpark, section 2.1).
+
+    Args:
+        target: the model that verifies.
+        proposer: what drafts for it, `Package.proposer(target)` for instance.
+        prompts: token ids of the rendered prompts (`target.template.encode_chat`).
+        max_new_tokens: of each reply.
+        temperature: of target and drafts; 0: arg max.
+        seed: of the draws and of the bootstrap.
+        batch_size: requests decoded together at most; it changes no figure at temperature 0 but for near-ties.
+        progress: advanced by one per prompt; the caller starts the task.
+    Returns:
+        tau in tokens per cycle, 1 to gamma + 1; conditional and marginal acceptance, [gamma] or up to the first
+        position that no block reached; each with n prompts and its 95 % interval over them.
+    Raises:
+        DataError: no prompts, one that is empty or leaves no room for a reply, or every reply ended with its first
+            token, before anything was drafted.
+    """
+    if not prompts:
+        raise DataError("there are no prompts to evaluate on", "give token ids: target.template.encode_chat(messages)")
+    decoded = decode(
+        target,
+        proposer,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        policy=Fixed(),
+        temperature=temperature,
+        seeds=[_seed(seed, str(index)) for index in range(len(prompts))],
+        batch_size=batch_size,
+        progress=progress,
+    )
+    if not any(len(one.cycles) for one in decoded):
+        raise DataError(
+            "every reply ended with its first token: nothing was drafted", "give other prompts or more new tokens"
+        )
+    return measure_acceptance(decoded, seed=seed)
 
 
 def decode_prompts(
