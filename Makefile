@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-large test test-long test-compat test-faults test-services coverage lint bench clean help
+.PHONY: demo demo-large test test-long test-compat test-faults test-services coverage lint bench docs clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -74,5 +74,10 @@ lint: $(INSTALLED) ## style, types, and the floors between rooms
 bench: $(INSTALLED) ## what the speed claims rest on
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
+# Strict: a link that leads nowhere, a page that stands nowhere, a name that is not there fail the build.
+docs: $(INSTALLED) ## the documentation as a site, in site/
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean: ## remove the environment and everything that runs made
-	rm -rf $(VENV) .dspark corpora builds profiles targets studies mlflow dvc.lock
+	rm -rf $(VENV) .dspark site corpora builds profiles targets studies mlflow dvc.lock
