@@ -31,7 +31,8 @@ Results go to stdout, logs and progress to stderr. `--json` prints one document.
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *_sections(root, click.Context(root, info_name="dspark"), 2)])
+    context = click.Context(root, info_name="dspark", **root.context_settings)
+    return "\n".join([_HEAD, *_sections(root, context, 2)])
 
 
 def _sections(command: click.Command, context: click.Context, level: int) -> Iterator[str]:

@@ -28,6 +28,7 @@ def test_the_command_line_has_every_verb_with_its_options(made: dict[str, str]) 
     assert "| `--to [staging|production]` |" in page
     assert "Override one setting, for instance training.steps=500" in page
     assert "\b" not in page
+    assert "| `-h, --help` |" in page
 
 
 def test_the_api_has_every_public_name_with_its_docstring(made: dict[str, str]) -> None:
