@@ -7,7 +7,7 @@ NumPy and pydantic only, so that it runs inside any engine:
 
 from dspark.scheduling.additive import AdditiveCost, Cell, ModelErrors, fit_additive
 from dspark.scheduling.config import CalibrationKey, SchedulerConfig, Temperatures, read_scheduler, write_scheduler
-from dspark.scheduling.cost import CostCurve, IsotonicRepair, StepCost, isotonic
+from dspark.scheduling.cost import CostCurve, DraftedCost, IsotonicRepair, StepCost, isotonic
 from dspark.scheduling.delayed import DelayedPrefixScheduler
 from dspark.scheduling.prefix import Plan, PrefixScheduler
 from dspark.scheduling.survival import confidences, prefix_survival
@@ -18,6 +18,7 @@ __all__ = [
     "Cell",
     "CostCurve",
     "DelayedPrefixScheduler",
+    "DraftedCost",
     "IsotonicRepair",
     "ModelErrors",
     "Plan",

@@ -8,16 +8,25 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
 from dspark.errors import CostCurveError
 from dspark.io.jsonfile import validation_text
 
 Floats = NDArray[np.float64]
+Lookup = Literal["floor", "linear", "ceiling"]
 
 
 def _whole(value: Any) -> int:
@@ -47,11 +56,14 @@ class StepCost(Protocol):
 
 
 class CostCurve(BaseModel):
-    """SPS as a staircase over probed batch sizes; every curve in existence is one that a scheduler can use.
+    """SPS at probed batch sizes; every curve in existence is one that a scheduler can use.
 
-    The lookup takes the last probe at or below the batch, as SGLang does: below the first probe its value, above the
-    last one the last value. `max_batch_tokens` is the largest step that the engine runs; schedulers never go beyond
-    it, because past the measurements the staircase would promise tokens for nothing.
+    Between probes engines differ, and so does `lookup`: `floor` takes the last probe at or below the batch, as SGLang
+    does; `linear` the time on the straight line between two probes, for engines that run every size as it is; `ceiling`
+    the next probe at or above it, for engines that pad a step to the next captured size, which the probes then are.
+    Below the first probe all take its value, above the last one the last value. `max_batch_tokens` is the largest step
+    that the engine runs; schedulers never go beyond it, because past the measurements the curve would promise tokens
+    for nothing.
 
     Raises:
         CostCurveError: on construction, from values or from a file: no or one probe; tokens that are not whole,
@@ -65,6 +77,8 @@ class CostCurve(BaseModel):
     sample_batch_tokens: tuple[Tokens, ...]
     sample_steps_per_second: tuple[float, ...]
     max_batch_tokens: Tokens
+    # Not written where it is what files without it mean.
+    lookup: Lookup = Field(default="floor", exclude_if=lambda lookup: lookup == "floor")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -81,10 +95,16 @@ class CostCurve(BaseModel):
         return np.array(self.sample_batch_tokens, dtype=np.int64), np.array(self.sample_steps_per_second)
 
     def steps_per_second(self, tokens: ArrayLike) -> Floats:
-        """SPS at a number of tokens per step, elementwise (floor to the last probe at or below it)."""
+        """SPS at a number of tokens per step, elementwise."""
         probes, rates = self._probes
-        below = np.searchsorted(probes, np.asarray(tokens), side="right") - 1
-        result: Floats = rates[np.maximum(below, 0)]
+        batch = np.asarray(tokens)
+        result: Floats
+        if self.lookup == "linear":
+            result = 1.0 / np.interp(batch, probes, 1.0 / rates)
+        elif self.lookup == "ceiling":
+            result = rates[np.minimum(np.searchsorted(probes, batch), rates.size - 1)]
+        else:
+            result = rates[np.maximum(np.searchsorted(probes, batch, side="right") - 1, 0)]
         return result
 
     def rate(self, requests: int, tokens: ArrayLike) -> Floats:
@@ -94,6 +114,48 @@ class CostCurve(BaseModel):
     def step_seconds(self, tokens: ArrayLike) -> Floats:
         """Seconds of one step, elementwise: 1 / SPS."""
         return 1.0 / self.steps_per_second(tokens)
+
+
+@dataclass(frozen=True)
+class DraftedCost:
+    """A cost of verification with drafting added, for engines that time the two apart, as vLLM does.
+
+    Drafting is paid for before it is known how much will be verified. It makes each verified token a smaller part of
+    the step, so that more of them pay.
+
+    Attributes:
+        verification: what steps cost without drafting.
+        requests: probed numbers of requests, increasing.
+        draft_seconds: of a step, at each of them; between probes on the straight line, beyond them the ends.
+    Raises:
+        CostCurveError: probes that do not increase, or seconds that are negative, not finite or not one per probe.
+    """
+
+    verification: StepCost
+    requests: tuple[int, ...]
+    draft_seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.requests or len(self.requests) != len(self.draft_seconds):
+            raise CostCurveError(
+                f"draft cost: {len(self.requests)} numbers of requests but {len(self.draft_seconds)} times"
+            )
+        if any(after <= before for before, after in itertools.pairwise(self.requests)):
+            raise CostCurveError(f"draft cost: requests must strictly increase, they are {list(self.requests)}")
+        for requests, seconds in zip(self.requests, self.draft_seconds, strict=True):
+            if not 0 <= seconds < math.inf:
+                raise CostCurveError(f"draft cost: {seconds:g} seconds at {requests} requests, it must be >= 0")
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """That of verification."""
+        return self.verification.max_batch_tokens
+
+    def rate(self, requests: int, tokens: ArrayLike) -> Floats:
+        """Steps per second, drafting included, with that many requests, at each number of tokens per step."""
+        drafting = np.interp(requests, self.requests, self.draft_seconds)
+        result: Floats = 1.0 / (1.0 / self.verification.rate(requests, tokens) + drafting)
+        return result
 
 
 @dataclass(frozen=True)

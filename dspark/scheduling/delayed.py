@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dspark.errors import DataError, SettingsError
+from dspark.scheduling.candidates import Integers, rank
 from dspark.scheduling.cost import StepCost
-from dspark.scheduling.prefix import Integers, Plan, PrefixScheduler, budget_limit, rank
+from dspark.scheduling.prefix import Plan, PrefixScheduler
 from dspark.scheduling.survival import Floats
 
 
@@ -51,7 +52,8 @@ class DelayedPrefixScheduler(PrefixScheduler):
         if lag < 1:
             raise SettingsError(f"lag must be at least 1 step, got {lag}: confidences of this step are not lossless")
         self.lag = lag
-        self._history: deque[dict[Hashable, Floats]] = deque(maxlen=lag)
+        # Of each step the row of every request, and the survival of the rows.
+        self._history: deque[tuple[dict[Hashable, int], Floats]] = deque(maxlen=lag)
 
     @classmethod
     def of(cls, scheduler: PrefixScheduler, *, lag: int = 2) -> DelayedPrefixScheduler:
@@ -77,14 +79,10 @@ class DelayedPrefixScheduler(PrefixScheduler):
             survival: of an *earlier* step, or 1 where nothing is known, [requests, gamma].
         """
         candidates = rank(survival, self.gamma)
-        requests = candidates.requests
-        upper = budget_limit(self.cost, requests, candidates.values.size, self.max_budget)
-        lower = min(self.min_budget, upper)
-        budgets = np.arange(lower, upper + 1)
-        tau = np.cumsum(np.concatenate(([float(requests)], candidates.values)))[budgets]
-        hurdle = 1.0 + self.min_predicted_gain / max(requests, 1)
-        theta = tau * self.cost.rate(requests, requests + budgets)
-        return int(budgets[np.argmax(theta / hurdle**budgets)])
+        lower, theta = self._predicted(candidates)
+        if self.min_predicted_gain:
+            theta /= (1.0 + self.min_predicted_gain / max(candidates.requests, 1)) ** np.arange(theta.size)
+        return lower + int(np.argmax(theta[lower:]))
 
     def step(
         self, survival: ArrayLike, requests: Sequence[Hashable] | None = None, caps: ArrayLike | None = None
@@ -98,22 +96,30 @@ class DelayedPrefixScheduler(PrefixScheduler):
             caps: as in `PrefixScheduler.plan`.
         """
         candidates = rank(survival, self.gamma, caps)
-        current = np.asarray(survival, dtype=np.float64).reshape(-1, self.gamma)
+        current = np.array(survival, dtype=np.float64).reshape(-1, self.gamma)
         ids: Sequence[Hashable] = range(len(current)) if requests is None else requests
-        if len(ids) != len(current) or len(set(ids)) != len(ids):
+        rows = {name: row for row, name in enumerate(ids)}
+        if len(ids) != len(current) or len(rows) != len(ids):
             raise DataError(f"{len(current)} rows of survival need as many different request ids, got {list(ids)}")
-        old = self._history[0] if len(self._history) == self.lag else {}
-        unknown = np.ones(self.gamma)
-        known = np.array([old.get(name, unknown) for name in ids]).reshape(-1, self.gamma)
-        admitted = min(self.capacity(known), candidates.values.size)
-        self._history.append({name: current[row].copy() for row, name in enumerate(ids)})
+        admitted = min(self.capacity(self._known(rows)), candidates.values.size)
+        self._history.append((rows, current))
         running = len(current)
-        tau = running + float(candidates.values[:admitted].sum())
+        rate = self._rate(running)
         return Plan(
             candidates.take(admitted),
-            tau * float(self.cost.rate(running, running + admitted)),
-            running * float(self.cost.rate(running, running)),
+            float(candidates.tau(admitted)[-1] * rate[admitted]),
+            float(running * rate[0]),
         )
+
+    def _known(self, rows: dict[Hashable, int]) -> Floats:
+        """The survival of these requests `lag` steps ago, 1 where they were not there, [requests, gamma]."""
+        if len(self._history) < self.lag:
+            return np.ones((len(rows), self.gamma))
+        before, survival = self._history[0]
+        if before == rows:
+            return survival
+        found = [before.get(name, -1) for name in rows]
+        return np.concatenate([survival, np.ones((1, self.gamma))])[found]  # -1 is the last row
 
     def lengths(self, survival: ArrayLike, caps: ArrayLike | None = None) -> Integers:
         """`step(survival, caps=caps).lengths`, rows being the same requests at every step."""

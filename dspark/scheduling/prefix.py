@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dspark.errors import DataError, SettingsError
+from dspark.errors import SettingsError
+from dspark.scheduling.candidates import Candidates, Integers, budget_limit, rank
 from dspark.scheduling.cost import StepCost
 from dspark.scheduling.survival import Floats, check_temperatures, prefix_survival
 
-Integers = NDArray[np.intp]
+_REMEMBERED = 64  # numbers of requests whose rates are kept: concurrency moves slowly
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class PrefixScheduler:
         self.min_budget = min_budget
         self.max_budget = max_budget
         self.min_predicted_gain = min_predicted_gain
+        self._rates: dict[int, Floats] = {}
 
     def survival(self, confidence_logits: ArrayLike) -> Floats:
         """Calibrated prefix survival of raw confidence logits, [requests, gamma]; see `prefix_survival`."""
@@ -101,56 +103,23 @@ class PrefixScheduler:
             DataError: shapes that do not fit, or survival outside [0, 1].
         """
         candidates = rank(survival, self.gamma, caps)
-        requests = candidates.requests
-        tokens = requests + np.arange(candidates.values.size + 1)
-        tau = np.cumsum(np.concatenate(([float(requests)], candidates.values)))  # tau after b admissions, [1 + all]
-        theta = tau * self.cost.rate(requests, tokens)
-        upper = budget_limit(self.cost, requests, candidates.values.size, self.max_budget)
-        lower = min(self.min_budget, upper)
-        hurdle = 1.0 + self.min_predicted_gain / max(requests, 1)
-        losing = np.flatnonzero(theta[lower + 1 : upper + 1] <= theta[lower:upper] * hurdle)
-        admitted = lower + int(losing[0]) if losing.size else upper
+        lower, theta = self._predicted(candidates)
+        hurdle = 1.0 + self.min_predicted_gain / max(candidates.requests, 1)
+        losing = np.flatnonzero(theta[lower + 1 :] <= theta[lower:-1] * hurdle)
+        admitted = lower + int(losing[0]) if losing.size else theta.size - 1
         return Plan(candidates.take(admitted), float(theta[admitted]), float(theta[0]))
 
+    def _predicted(self, candidates: Candidates) -> tuple[int, Floats]:
+        """The least budget of a step, and the tokens per second of every one that is possible, [1 + largest]."""
+        requests = candidates.requests
+        upper = budget_limit(self.cost, requests, candidates.values.size, self.max_budget)
+        return min(self.min_budget, upper), candidates.tau(upper) * self._rate(requests)[: upper + 1]
 
-@dataclass(frozen=True)
-class Candidates:
-    """All (request, position) pairs that may be verified, in the order in which they are considered."""
-
-    values: Floats  # survival, falling, [candidates]
-    owners: Integers  # the request of each, [candidates]
-    requests: int
-
-    def take(self, count: int) -> Integers:
-        """How many of the first `count` candidates each request owns, [requests]: its verification length."""
-        return np.bincount(self.owners[:count], minlength=self.requests)
-
-
-def rank(survival: ArrayLike, gamma: int, caps: ArrayLike | None = None) -> Candidates:
-    """Order the candidates of one step: falling survival, then position, then request.
-
-    Args and errors as in `PrefixScheduler.plan`.
-    """
-    values = np.asarray(survival, dtype=np.float64)
-    if values.shape[:1] == (0,):
-        values = values.reshape(0, gamma)
-    if values.ndim != 2 or values.shape[1] != gamma:
-        raise DataError(f"survival has shape {values.shape}, expected [requests, {gamma}]")
-    if not ((values >= 0) & (values <= 1)).all():
-        raise DataError("survival holds values that are not probabilities (outside [0, 1], or NaN)")
-    requests = values.shape[0]
-    # Position-major and stable: equal survival is then ordered by position first, by request second.
-    flat = np.minimum.accumulate(values, axis=1).T.ravel()
-    order = np.argsort(-flat, kind="stable")
-    if caps is not None:
-        limits = np.asarray(caps)
-        if limits.shape != (requests,):
-            raise DataError(f"caps have shape {limits.shape}, expected [{requests}]")
-        order = order[order // max(requests, 1) < limits[order % max(requests, 1)]]
-    return Candidates(flat[order], order % max(requests, 1), requests)
-
-
-def budget_limit(cost: StepCost, requests: int, candidates: int, max_budget: int | None) -> int:
-    """The most draft tokens that one step may verify: candidates, the engine's largest batch, the budget."""
-    room = max(cost.max_batch_tokens - requests, 0)
-    return min(candidates, room, candidates if max_budget is None else max_budget)
+    def _rate(self, requests: int) -> Floats:
+        """Steps per second with every number of drafts beside so many requests; asked once, as costs do not change."""
+        if requests not in self._rates:
+            if len(self._rates) == _REMEMBERED:
+                self._rates.clear()
+            most = budget_limit(self.cost, requests, requests * self.gamma, None)
+            self._rates[requests] = self.cost.rate(requests, requests + np.arange(most + 1))
+        return self._rates[requests]

@@ -20,9 +20,10 @@ from dspark.decoding.loop import ContinuousBatch
 from dspark.decoding.policies import Fixed, Logits, Policy, ScheduledDelayed, parse_policy
 from dspark.evaluation.enumeration import EnumeratingDraws, Law, enumerate_law, largest_difference, target_law
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
+from dspark.scheduling.candidates import rank
 from dspark.scheduling.cost import CostCurve
 from dspark.scheduling.delayed import DelayedPrefixScheduler
-from dspark.scheduling.prefix import PrefixScheduler, rank
+from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import TargetOutput
 
 EXACT, VISIBLE = 1e-12, 1e-3

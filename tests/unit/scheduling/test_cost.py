@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.errors import CostCurveError
-from dspark.scheduling import CostCurve, isotonic
+from dspark.scheduling import CostCurve, DraftedCost, PrefixScheduler, isotonic
 
 
 def curve(tokens, rates, most=None):
@@ -90,6 +90,76 @@ def test_lookup_is_the_staircase_of_the_last_probe_reached():
     staircase = curve([2, 4, 8], [100, 90, 50], 20)
     assert staircase.steps_per_second([1, 2, 3, 4, 7, 8, 9, 1000]).tolist() == [100, 100, 100, 90, 90, 50, 50, 50]
     assert staircase.step_seconds(8) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    ("lookup", "expected"),
+    [
+        ("floor", [100, 100, 100, 90, 90, 50, 50]),
+        ("ceiling", [100, 100, 90, 90, 50, 50, 50]),
+        # Seconds on the straight line: half-way 1/100 and 1/90, then a quarter and three quarters of 1/90 and 1/50.
+        ("linear", [100, 100, 1 / (0.5 / 100 + 0.5 / 90), 90, 1 / (0.25 / 90 + 0.75 / 50), 50, 50]),
+    ],
+)
+def test_between_probes_engines_differ(lookup: str, expected: list[float]):
+    between = curve([2, 4, 8], [100, 90, 50], 20).model_copy(update={"lookup": lookup})
+    np.testing.assert_allclose(between.steps_per_second([1, 2, 3, 4, 7, 8, 15]), expected, rtol=1e-14)
+    np.testing.assert_array_equal(between.rate(3, [4, 7]), between.steps_per_second([4, 7]))
+
+
+def test_schedulers_go_by_the_lookup():
+    """R = 1, every draft certain. Sizes 1, 4 and 8 captured at 100, 80 and 30 steps/s.
+
+    Padded to them 1 token makes 100 tokens/s, 2 make 160, .. 4 make 320, and 5 are 150: three drafts. On the staircase
+    of the last probe 4 make 320 as well, but 3 make 300 and the fourth one is still paid at 80: 5 to 7 make 400 to 560.
+    """
+    captured = curve([1, 4, 8], [100, 80, 30])
+    budgets = {
+        lookup: PrefixScheduler(captured.model_copy(update={"lookup": lookup}), 7).plan(np.ones((1, 7))).budget
+        for lookup in ("floor", "ceiling")
+    }
+    assert budgets == {"floor": 6, "ceiling": 3}
+
+
+def test_a_lookup_is_written_where_it_is_not_the_staircase_and_read_again():
+    staircase = curve([2, 4], [100, 90])
+    assert "lookup" not in staircase.model_dump() and "lookup" not in staircase.model_dump_json()
+    linear = staircase.model_copy(update={"lookup": "linear"})
+    assert CostCurve.model_validate_json(linear.model_dump_json()) == linear != staircase
+    with pytest.raises(CostCurveError, match=r"lookup: .*'floor', 'linear' or 'ceiling'"):
+        CostCurve(sample_batch_tokens=[1, 2], sample_steps_per_second=[2, 1], max_batch_tokens=2, lookup="nearest")
+
+
+def test_drafting_adds_its_seconds_by_requests():
+    """20 ms of verification and 5 ms of drafting at 2 requests, 8 ms half-way to the 11 of 4: 25 and 28 ms."""
+    cost = DraftedCost(curve([1, 100], [50, 49], 128), (2, 4), (0.005, 0.011))
+    np.testing.assert_allclose(1 / cost.rate(2, [2, 7]), [0.025, 0.025])
+    np.testing.assert_allclose(1 / cost.rate(3, 3), 0.028)
+    np.testing.assert_allclose([1 / cost.rate(requests, 7) for requests in (1, 9)], [0.025, 0.031])
+    assert cost.max_batch_tokens == 128
+
+
+def test_beside_costly_drafting_more_tokens_pay():
+    """R = 1, survival .3: verifying it takes 15 ms instead of 10. 1 / 10 > 1.3 / 15, but 1 / 20 < 1.3 / 25."""
+    verification = curve([1, 2], [100, 1 / 0.015])
+    assert PrefixScheduler(verification, 1).lengths([[0.3]]).tolist() == [0]
+    assert PrefixScheduler(DraftedCost(verification, (1,), (0.01,)), 1).lengths([[0.3]]).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("requests", "seconds", "says"),
+    [
+        ((), (), "0 numbers of requests but 0 times"),
+        ((1, 2), (0.1,), "2 numbers of requests but 1 times"),
+        ((2, 2), (0.1, 0.2), "strictly increase"),
+        ((1,), (-0.1,), "-0.1 seconds at 1 requests"),
+        ((1,), (float("nan"),), "nan seconds at 1 requests"),
+        ((1,), (float("inf"),), "inf seconds at 1 requests"),
+    ],
+)
+def test_drafting_that_cannot_be_is_refused(requests, seconds, says):
+    with pytest.raises(CostCurveError, match=says):
+        DraftedCost(curve([1, 2], [2, 1]), requests, seconds)
 
 
 def test_isotonic_leaves_a_falling_curve_as_it_is():
