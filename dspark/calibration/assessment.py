@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from dspark.calibration.records import Records
 from dspark.calibration.resampling import Estimate, Resampling, mean_of
 from dspark.measured import Measured
-from dspark.scheduling.survival import check_temperatures, prefix_survival
+from dspark.scheduling.survival import check_temperatures
 
 Floats = NDArray[np.float64]
 
@@ -75,8 +75,7 @@ def assess(records: Records, temperatures: ArrayLike, *, bins: int = 15, seed: i
         )
         return Assessment(**fixed, positions=positions, absent=nothing)
     resampling = Resampling.of(records, seed=seed)
-    before = prefix_survival(records.z, np.ones(records.gamma))
-    after = prefix_survival(records.z, scales)
+    before, after = records.survival(np.ones(records.gamma)), records.survival(scales)
     rows = [_position(records, k, before[:, k], after[:, k], resampling, bins) for k in range(records.gamma)]
     errors = [pair for _, pair in rows if pair is not None]
     mean_before, mean_after = mean_of([pair[0] for pair in errors]), mean_of([pair[1] for pair in errors])
@@ -119,3 +118,13 @@ def _position(
         **values,
     )
     return position, (errors[0], errors[1])
+
+
+def mean_ece(records: Records, temperatures: ArrayLike, resampling: Resampling, bins: int) -> Estimate:
+    """ECE of the survival, unweighted mean over the positions that have samples; there must be one."""
+    survival = records.survival(temperatures)
+    errors = []
+    for k in np.flatnonzero(records.known.any(axis=0)):
+        known = records.known[:, k]
+        errors.append(resampling.ece(survival[known, k], records.survived[known, k], known, bins, "width"))
+    return mean_of(errors)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dspark.errors import CalibrationError
 from dspark.scheduling.config import CalibrationKey, Label
+from dspark.scheduling.survival import check_temperatures, confidences
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -78,9 +79,10 @@ class Records:
             )
         except ValueError as reason:
             raise CalibrationError(f"records were made under a sampling that cannot be: {reason}") from None
-        object.__setattr__(self, "z", np.where(known, z, 0.0))
-        object.__setattr__(self, "survived", accepted & known)
-        object.__setattr__(self, "known", known)
+        # Position by position in memory, which is how they are read.
+        object.__setattr__(self, "z", np.asfortranarray(np.where(known, z, 0.0)))
+        object.__setattr__(self, "survived", np.asfortranarray(accepted & known))
+        object.__setattr__(self, "known", np.asfortranarray(known))
         object.__setattr__(self, "key", key)
 
     def __len__(self) -> int:
@@ -97,6 +99,26 @@ class Records:
         before = np.ones_like(self.survived)
         before[:, 1:] = self.survived[:, :-1]
         return before & self.known
+
+    def survival(self, temperatures: ArrayLike) -> Floats:
+        """Calibrated prefix survival, [n, gamma]; kept, since fits and reports ask for the same ones again.
+
+        Raises:
+            CalibrationError: temperatures that are not one positive number per position.
+        """
+        scales = check_temperatures(temperatures, self.gamma)
+        key = scales.tobytes()
+        if key not in self._survival:
+            survival = np.empty_like(self.z)
+            before: Floats = np.ones(len(self))
+            for k, scale in enumerate(scales):
+                before = np.multiply(before, confidences(self.z[:, k], scale), out=survival[:, k])
+            self._survival[key] = survival
+        return self._survival[key]
+
+    @cached_property
+    def _survival(self) -> dict[bytes, Floats]:
+        return {}
 
     @cached_property
     def _conversations(self) -> tuple[NDArray[np.str_], Integers]:
@@ -124,11 +146,12 @@ class Records:
     def take(self, rows: Flags) -> Records:
         """The rows of a mask [n]."""
         names, index = self._conversations
-        return Records(
+        chosen = index[rows]
+        part = Records(
             logits=self.z[rows],
             accepted=self.survived[rows],
             valid=self.known[rows],
-            conversation=names[index[rows]],
+            conversation=names[chosen],
             temperature=self.temperature,
             label=self.label,
             top_k=self.top_k,
@@ -136,6 +159,13 @@ class Records:
             rule=self.rule,
             source=self.source,
         )
+        # Worked out from the few names; asked for, it would sort those of all rows.
+        present = np.flatnonzero(np.bincount(chosen, minlength=len(names)))
+        order = np.argsort(names[present])
+        places = np.zeros(len(names), np.intp)
+        places[present[order]] = np.arange(len(present))
+        part.__dict__["_conversations"] = names[present[order]], places[chosen]
+        return part
 
     def groups(self, most: int) -> tuple[Integers, int]:
         """Whole conversations gathered into at most `most` groups: the units of resampling.

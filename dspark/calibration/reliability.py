@@ -12,6 +12,7 @@ from dspark.errors import CalibrationError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
+Flags = NDArray[np.bool_]
 Binning = Literal["width", "mass"]
 
 
@@ -74,14 +75,21 @@ def auroc(scores: ArrayLike, outcomes: ArrayLike) -> float | None:
     values = np.asarray(scores, dtype=np.float64)
     happened = np.asarray(outcomes, dtype=bool)
     _check_lengths(values, happened)
-    positives = int(happened.sum())
+    order = np.argsort(values)
+    return sorted_auroc(values[order], happened[order])
+
+
+def sorted_auroc(scores: Floats, happened: Flags) -> float | None:
+    """As `auroc`, of cases by rising score; at least one."""
+    positives = int(np.count_nonzero(happened))
     negatives = happened.size - positives
     if positives == 0 or negatives == 0:
         return None
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    middle_rank = np.cumsum(counts) - (counts - 1) / 2  # of each group of equal scores, ranks from 1
-    rank_sum = middle_rank[group.reshape(-1)][happened].sum()
-    return float((rank_sum - positives * (positives + 1) / 2) / (positives * negatives))
+    starts = np.flatnonzero(np.concatenate(([True], scores[1:] != scores[:-1])))  # of equal scores
+    counts = np.diff(np.append(starts, scores.size))
+    middle_rank = starts + (counts + 1) / 2  # ranks from 1
+    rank_sum = float(middle_rank @ np.add.reduceat(happened, starts, dtype=np.int64))
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
 @dataclass(frozen=True)

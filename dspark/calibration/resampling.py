@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.calibration.records import Records
-from dspark.calibration.reliability import Binning, auroc, bin_gaps
+from dspark.calibration.reliability import Binning, bin_gaps, sorted_auroc
 from dspark.measured import Measured
 
 Floats = NDArray[np.float64]
@@ -17,7 +17,7 @@ Integers = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 
 MOST_GROUPS = 200  # more conversations than this are resampled in groups of whole conversations: cheap, and as valid
-SCORE_LEVELS = 1024  # of AUROC's resamples; its value is exact
+SCORE_LEVELS = 256  # of AUROC's resamples; its value is exact
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,11 @@ class Resampling:
     weights: Floats  # [resamples, groups]; each row sums to `count`
 
     @classmethod
-    def of(cls, records: Records, *, resamples: int = 1000, seed: int = 0) -> Resampling:
+    def of(
+        cls, records: Records, *, resamples: int = 1000, seed: int = 0, most_groups: int = MOST_GROUPS
+    ) -> Resampling:
         """Resample the conversations of `records`."""
-        groups, count = records.groups(MOST_GROUPS)
+        groups, count = records.groups(most_groups)
         weights = np.zeros((resamples, count))
         if count:
             weights[:] = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
@@ -92,32 +94,47 @@ class Resampling:
         """Sum of values over the chosen rows, per group. values: of those rows; rows: [n]."""
         return np.bincount(self.groups[rows], weights=values, minlength=self.count).astype(np.float64)
 
+    def sizes(self, rows: Flags) -> Floats:
+        """How many of the chosen rows there are per group."""
+        return np.bincount(self.groups[rows], minlength=self.count).astype(np.float64)
+
     def mean(self, values: Floats, rows: Flags) -> Estimate:
         """Mean of `values`, which belong to the chosen rows; at least one."""
-        return self.ratio(self.sums(values, rows), self.sums(np.ones(values.size), rows))
+        return self.ratio(self.sums(values, rows), self.sizes(rows))
 
     def ece(self, probabilities: Floats, outcomes: Flags, rows: Flags, bins: int, binning: Binning) -> Estimate:
         """Expected calibration error over the chosen rows, at least one; bin edges stay those of all rows."""
-        gaps = bin_gaps(probabilities, outcomes, bins, self.groups[rows], self.count, binning)
-        sizes = self.sums(np.ones(probabilities.size), rows)
+        groups = self.groups[rows]
+        gaps = bin_gaps(probabilities, outcomes, bins, groups, self.count, binning)
+        sizes = np.bincount(groups, minlength=self.count)
         with np.errstate(invalid="ignore", divide="ignore"):
             draws = np.abs(self.weights @ gaps).sum(axis=1) / (self.weights @ sizes)
         return Estimate(float(np.abs(gaps.sum(axis=0)).sum() / sizes.sum()), draws, self.conversations)
 
     def auroc(self, scores: Floats, outcomes: Flags, rows: Flags) -> Estimate | None:
-        """AUROC over the chosen rows; None if only one outcome occurred. Draws see scores at 1024 levels."""
-        value = auroc(scores, outcomes)
+        """AUROC over the chosen rows; None if only one outcome occurred. Draws see scores at 256 levels."""
+        order = np.argsort(scores)
+        ranked, happened = scores[order], outcomes[order]
+        value = sorted_auroc(ranked, happened)
         if value is None:
             return None
-        edges = np.unique(np.quantile(scores, np.arange(1, SCORE_LEVELS) / SCORE_LEVELS))
-        levels = edges.size + 1
-        cells = self.groups[rows] * levels + np.searchsorted(edges, scores, side="right")
-        shape = (self.count, levels)
-        happened = np.bincount(cells[outcomes], minlength=self.count * levels).reshape(shape).astype(np.float64)
-        failed = np.bincount(cells[~outcomes], minlength=self.count * levels).reshape(shape).astype(np.float64)
-        # wins[g, h]: pairs in which a case of group g that happened scores above one of group h that did not.
-        wins = happened @ (np.cumsum(failed, axis=1) - failed / 2).T
-        pairs = (self.weights @ happened.sum(axis=1)) * (self.weights @ failed.sum(axis=1))
+        levels = _levels(ranked)
+        width = int(levels[-1]) + 1
+        cells = self.groups[rows][order] * width + levels
+        shape = (self.count, width)
+        everyone = np.bincount(cells, minlength=self.count * width).reshape(shape).astype(np.float64)
+        accepted = np.bincount(cells[happened], minlength=self.count * width).reshape(shape).astype(np.float64)
+        rejected = everyone - accepted
+        # wins[g, h]: pairs in which an accepted case of group g scores above a rejected one of group h.
+        wins = accepted @ (np.cumsum(rejected, axis=1) - rejected / 2).T
+        pairs = (self.weights @ accepted.sum(axis=1)) * (self.weights @ rejected.sum(axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
             draws = ((self.weights @ wins) * self.weights).sum(axis=1) / pairs
         return Estimate(value, draws, self.conversations)
+
+
+def _levels(ranked: Floats) -> Integers:
+    """Which of `SCORE_LEVELS` quantiles each of the rising scores is in; equal scores are in one, so some are empty."""
+    edges = ranked[np.arange(1, SCORE_LEVELS) * ranked.size // SCORE_LEVELS]
+    starts = np.searchsorted(ranked, np.unique(edges))
+    return np.repeat(np.arange(starts.size + 1), np.diff(starts, prepend=0, append=ranked.size))

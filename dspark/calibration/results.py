@@ -26,6 +26,8 @@ REPORT = "calibration.json"
 RELIABILITY = "reliability.csv"
 
 Temperature = Annotated[float, Field(gt=0)]
+# T = 1 everywhere; the grid search of the paper, from left to right; coordinate descent over all positions at once.
+Method = Literal["identity", "sts", "joint"]
 
 
 class PositionFit(BaseModel):
@@ -44,6 +46,16 @@ class PositionFit(BaseModel):
     fallback: str | None = None  # why T is 1
 
 
+class Choice(BaseModel):
+    """One way of fitting that was weighed on held-out conversations."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    method: Method
+    temperatures: tuple[Temperature, ...]  # of the fit half
+    mean_ece: Measured  # held-out, over all positions
+
+
 class Calibration(BaseModel):
     """The result for one sampling.
 
@@ -54,10 +66,11 @@ class Calibration(BaseModel):
 
     key: CalibrationKey
     source: str = DECODING  # who recorded what it was fitted to; files of before do not say
-    method: Literal["sts"] = "sts"
+    method: Method = "sts"  # which of `choices` it is
     temperatures: tuple[Temperature, ...] = Field(min_length=1)
     positions: tuple[PositionFit, ...]
     held_out: Assessment
+    choices: tuple[Choice, ...] = ()  # nothing to weigh, or a file of before
     rows_fit: int
     conversations_fit: int
     min_samples: int  # per position and half
@@ -153,7 +166,7 @@ def reliability_rows(records: Records, temperatures: ArrayLike, *, bins: int = 1
         ("after", temperatures),
     )
     for when, scales in stages:
-        survival = prefix_survival(records.z, scales)
+        survival = records.survival(scales)
         for k in np.flatnonzero(records.known.any(axis=0)):
             known = records.known[:, k]
             for bar in reliability_table(survival[known, k], records.survived[known, k], bins):

@@ -14,30 +14,32 @@ two halves, one to fit on, one to decide on. Where we depart from the plain grid
   change with T, so any gain is a gain in calibration; its own, or of the same sign and shared with earlier
   positions) or a lower ECE of a_k, and no evidence of a higher ECE. Otherwise T_k = 1, and the next position is
   fitted upon that.
+- From there all temperatures are fitted again at once, to the mean ECE of all positions (`joint`).
+- Of the three, the identity stands until held-out conversations give evidence of a lower mean ECE left to right, and
+  what then stands until they give evidence of a lower one jointly. Confidences that are noisy rather than overconfident
+  gain log-loss by scaling, but hardly ECE.
 - What is kept is fitted again, by the same rule, on both halves together; the held-out figures are those of the fit
   half's temperatures, which the other half has not seen.
-- All temperatures are dropped if, together, they do not lower the held-out mean ECE with evidence. Confidences that
-  are noisy rather than overconfident gain log-loss by scaling, but hardly ECE.
 
 Evidence means: outside a 95 % bootstrap interval over conversations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dspark.calibration.assessment import Assessment, assess
+from dspark.calibration.assessment import assess, mean_ece
+from dspark.calibration.half import Half
+from dspark.calibration.joint import descend
 from dspark.calibration.records import Records
-from dspark.calibration.reliability import bin_gaps
-from dspark.calibration.resampling import Estimate, Resampling
-from dspark.calibration.results import Calibration, PositionFit, STSResult, reliability_rows
+from dspark.calibration.results import Calibration, Choice, Method, PositionFit, STSResult, reliability_rows
 from dspark.config.models import CalibrationSettings
 from dspark.errors import CalibrationError
 from dspark.io.progress import Progress
-from dspark.scheduling.survival import confidences, prefix_survival
+from dspark.scheduling.survival import prefix_survival
 
 Floats = NDArray[np.float64]
 
@@ -69,9 +71,9 @@ def fit_temperatures(
     progress = progress or Progress()
     if len(records) == 0:
         raise CalibrationError("there are no confidence records to calibrate on")
-    halves = records.split(settings.seed)
-    fit = _Half.of(halves[0], FIT_RESAMPLES, settings.seed)
-    held_out = _Half.of(halves[1], 1000, settings.seed)
+    fit_records, held_out_records = records.split(settings.seed)
+    fit = Half.to_fit(fit_records, FIT_RESAMPLES, settings.seed)
+    held_out = Half.of(held_out_records, 1000, settings.seed)
     positions: list[PositionFit] = []
     warnings: list[str] = []
     pooled: Floats = np.zeros(GRID.size)
@@ -80,10 +82,10 @@ def fit_temperatures(
         position = PositionFit(
             position=k + 1,
             temperature=1.0,
-            reached_fit=int(fit.records.reached[:, k].sum()),
-            reached_held_out=int(held_out.records.reached[:, k].sum()),
+            reached_fit=int(fit_records.reached[:, k].sum()),
+            reached_held_out=int(held_out_records.reached[:, k].sum()),
         )
-        problem = _problem(fit.records, held_out.records, k, settings.min_samples)
+        problem = _problem(fit_records, held_out_records, k, settings.min_samples)
         candidate = 1.0
         if not problem:
             candidate, pooled = _candidate(fit, k, pooled, settings.bins)
@@ -101,22 +103,24 @@ def fit_temperatures(
         fit.append(k, position.temperature)
         held_out.append(k, position.temperature)
         progress.advance()
-    assessment = assess(held_out.records, _temperatures(positions), bins=settings.bins, seed=settings.seed)
-    positions, assessment, dropped = _drop_unless_ece_falls(positions, assessment, held_out.records, settings)
-    positions = _refit(_Half.of(records, FIT_RESAMPLES, settings.seed), positions, settings.bins)
+    method, choices, positions, dropped = _choose(positions, fit_records, held_out, settings)
+    assessment = assess(held_out_records, _temperatures(positions), bins=settings.bins, seed=settings.seed)
+    refitted = _refit(records, method, positions, settings)
     calibration = Calibration(
         key=records.key,
         source=records.source,
-        temperatures=_temperatures(positions),
-        positions=tuple(positions),
+        method=method,
+        positions=refitted,
+        temperatures=_temperatures(refitted),
         held_out=assessment,
-        rows_fit=len(fit.records),
-        conversations_fit=fit.records.conversations,
+        choices=choices,
+        rows_fit=len(fit_records),
+        conversations_fit=fit_records.conversations,
         min_samples=settings.min_samples,
         seed=settings.seed,
         warnings=tuple(warnings + dropped),
     )
-    return STSResult(calibration, reliability_rows(held_out.records, assessment.temperatures, bins=settings.bins))
+    return STSResult(calibration, reliability_rows(held_out_records, assessment.temperatures, bins=settings.bins))
 
 
 def apply(records: Records | ArrayLike, temperatures: ArrayLike) -> Floats:
@@ -126,50 +130,6 @@ def apply(records: Records | ArrayLike, temperatures: ArrayLike) -> Floats:
         CalibrationError: as `prefix_survival`.
     """
     return prefix_survival(records.z if isinstance(records, Records) else records, temperatures)
-
-
-@dataclass
-class _Half:
-    """One half of the records, with the survival up to the position that is being fitted."""
-
-    records: Records
-    resampling: Resampling
-    before: Floats  # survival of all earlier positions with their temperatures, [n]
-
-    @classmethod
-    def of(cls, records: Records, resamples: int, seed: int) -> _Half:
-        return cls(records, Resampling.of(records, resamples=resamples, seed=seed), np.ones(len(records)))
-
-    def append(self, k: int, temperature: float) -> None:
-        self.before = self.before * confidences(self.records.z[:, k], temperature)
-
-    def survival(self, k: int, temperature: float) -> Floats:
-        """a_k at the rows whose outcome is known."""
-        known = self.records.known[:, k]
-        return self.before[known] * confidences(self.records.z[known, k], temperature)
-
-    def log_loss(self, k: int, temperature: float) -> Floats:
-        """-log of the probability that c_k gave to what happened, at the rows that reached position k."""
-        reached = self.records.reached[:, k]
-        signs = np.where(self.records.survived[reached, k], 1.0, -1.0)
-        stated = confidences(signs * self.records.z[reached, k], temperature)  # of the outcome that occurred
-        losses: Floats = -np.log(np.maximum(stated, np.finfo(np.float64).tiny))
-        return losses
-
-    def log_loss_change(self, k: int, temperature: float) -> tuple[Floats, Floats]:
-        """Sum of log-loss at T less that at 1, and number of rows, per group of conversations."""
-        reached = self.records.reached[:, k]
-        change = self.log_loss(k, temperature) - self.log_loss(k, 1.0)
-        return self.resampling.sums(change, reached), self.resampling.sums(np.ones(change.size), reached)
-
-    def ece_change(self, k: int, temperature: float, bins: int) -> Estimate:
-        """ECE of a_k at T less that at 1."""
-        known = self.records.known[:, k]
-        after, before = (
-            self.resampling.ece(self.survival(k, value), self.records.survived[known, k], known, bins, "width")
-            for value in (temperature, 1.0)
-        )
-        return after - before
 
 
 def _problem(fit: Records, held_out: Records, k: int, needed: int) -> str | None:
@@ -199,39 +159,37 @@ def _problem(fit: Records, held_out: Records, k: int, needed: int) -> str | None
     return ", ".join(reasons) or None
 
 
-def _candidate(half: _Half, k: int, pooled: Floats, bins: int) -> tuple[float, Floats]:
+def _candidate(half: Half, k: int, pooled: Floats, bins: int) -> tuple[float, Floats]:
     """The temperature that the fit half prefers at position k, and the pooled log-loss per grid temperature."""
-    known = half.records.known[:, k]
-    outcomes, sampling = half.records.survived[known, k], half.resampling
-    sizes = sampling.sums(np.ones(outcomes.size), known)
-    groups = sampling.groups[known]
-    gaps = np.stack(
-        [bin_gaps(half.survival(k, value), outcomes, bins, groups, sampling.count) for value in GRID], axis=1
-    )  # [groups, grid, bins]
+    points, sampling = half.points(k), half.resampling
+    sizes = np.bincount(points.groups, weights=points.size, minlength=sampling.count)
+    gaps = np.stack([points.gaps(value, bins) for value in GRID], axis=1)  # [groups, grid, bins]
     errors = np.abs(gaps.sum(axis=0)).sum(axis=1) / sizes.sum()
     resampled = (sampling.weights @ gaps.reshape(sampling.count, -1)).reshape(-1, GRID.size, bins)
     draws = np.abs(resampled).sum(axis=2) / (sampling.weights @ sizes)[:, None]  # [resamples, grid]
     best = int(np.argmin(errors))
     noise = (draws - draws[:, [best]]).std(axis=0)
     as_calibrated = errors - errors[best] <= ECE_NOISE * noise
-    losses = np.array([half.log_loss(k, value).sum() for value in GRID])
+    losses = half.log_losses_of_grid(k, GRID)
     as_likely = losses - losses.min() <= LIKELIHOOD_DROP
     allowed = as_calibrated & as_likely if (as_calibrated & as_likely).any() else as_calibrated
     pooled = losses + NEIGHBOUR_WEIGHT * pooled
     return float(GRID[np.argmin(np.where(allowed, pooled, np.inf))]), pooled
 
 
-def _judge(half: _Half, k: int, candidate: float, position: PositionFit, bins: int) -> PositionFit:
+def _judge(half: Half, k: int, candidate: float, position: PositionFit, bins: int) -> PositionFit:
     """Keep the candidate if the held-out half shows that it helps."""
     if candidate == 1.0:
         return position.model_copy(update={"candidate": 1.0, "fallback": "1 is the best temperature"})
-    changes = [half.log_loss_change(j, candidate) for j in range(k + 1)]
-    own = half.resampling.ratio(*changes[k])
-    shared = half.resampling.ratio(
-        np.sum([sums for sums, _ in changes], axis=0), np.sum([sizes for _, sizes in changes], axis=0)
-    )
+    own = half.resampling.ratio(*half.log_loss_change(k, candidate))
     ece = half.ece_change(k, candidate, bins)
-    likelier = own.interval[1] < 0 or (own.value < 0 and shared.interval[1] < 0)
+    likelier = own.interval[1] < 0
+    if own.value < 0 and not likelier:
+        changes = [half.log_loss_change(j, candidate) for j in range(k + 1)]
+        shared = half.resampling.ratio(
+            np.sum([sums for sums, _ in changes], axis=0), np.sum([sizes for _, sizes in changes], axis=0)
+        )
+        likelier = shared.interval[1] < 0
     judged = position.model_copy(
         update={
             "candidate": candidate,
@@ -246,35 +204,68 @@ def _judge(half: _Half, k: int, candidate: float, position: PositionFit, bins: i
     return judged.model_copy(update={"temperature": candidate})
 
 
-def _drop_unless_ece_falls(
-    positions: list[PositionFit], assessment: Assessment, held_out: Records, settings: CalibrationSettings
-) -> tuple[list[PositionFit], Assessment, list[str]]:
-    """All temperatures, or none if together they do not lower the held-out mean ECE with evidence."""
-    change = assessment.mean_ece_change
-    if set(_temperatures(positions)) == {1.0} or (change is not None and change.ci95[1] < 0):
-        return positions, assessment, []
-    reason = f"held-out mean ECE does not fall with evidence (change {change})"
-    dropped = [
-        one.model_copy(update={"temperature": 1.0, "fallback": reason}) if one.temperature != 1.0 else one
-        for one in positions
-    ]
-    identity = assess(held_out, _temperatures(dropped), bins=settings.bins, seed=settings.seed)
-    return dropped, identity, [f"all temperatures stay 1: {reason}"]
+def _choose(
+    positions: list[PositionFit], fit: Records, held_out: Half, settings: CalibrationSettings
+) -> tuple[Method, tuple[Choice, ...], list[PositionFit], list[str]]:
+    """The way of fitting that held-out conversations speak for, all that were weighed, and the positions by it."""
+    free = np.array([position.candidate is not None for position in positions])
+    if not free.any():
+        return "identity", (), positions, []
+    found = np.array(_temperatures(positions))
+    fitted: dict[Method, Floats] = {
+        "identity": np.ones(free.size),
+        "sts": found,
+        "joint": descend(fit, found, free, GRID, settings.bins),
+    }
+    errors = {
+        method: mean_ece(held_out.records, temperatures, held_out.resampling, settings.bins)
+        for method, temperatures in fitted.items()
+    }
+    chosen: Method = "identity"
+    others: tuple[Method, ...] = ("sts", "joint")
+    for method in others:
+        if (errors[method] - errors[chosen]).interval[1] < 0:
+            chosen = method
+    choices = tuple(
+        Choice(method=method, temperatures=tuple(fitted[method].tolist()), mean_ece=error.measured(low=0))
+        for method, error in errors.items()
+    )
+    if chosen == "identity" and (found != 1).any():
+        change = (errors["sts"] - errors["identity"]).measured()
+        reason = f"held-out mean ECE does not fall with evidence (change {change})"
+        dropped = [f"all temperatures stay 1: {reason}"]
+    else:
+        reason, dropped = "1 is the best temperature", []
+    settled = []
+    for position, temperature, able in zip(positions, fitted[chosen].tolist(), free, strict=True):
+        changes: dict[str, object] = {"temperature": temperature}
+        if chosen == "joint" and able:
+            changes |= {"candidate": temperature, "fallback": reason if temperature == 1 else None}
+        elif position.temperature != temperature:
+            changes["fallback"] = reason
+        settled.append(position.model_copy(update=changes))
+    return chosen, choices, settled, dropped
 
 
-def _refit(everything: _Half, positions: list[PositionFit], bins: int) -> list[PositionFit]:
+def _refit(
+    records: Records, method: Method, positions: list[PositionFit], settings: CalibrationSettings
+) -> tuple[PositionFit, ...]:
     """Fit the kept positions again on both halves: the same rule with less noise. What fell back to 1 stays there."""
-    refitted = []
-    pooled: Floats = np.zeros(GRID.size)
-    for k, position in enumerate(positions):
-        if position.candidate is not None:
-            value, pooled = _candidate(everything, k, pooled, bins)
-            if position.temperature != 1.0:
-                position = position.model_copy(update={"temperature": value})
-        everything.append(k, position.temperature)
-        refitted.append(position)
-    return refitted
+    found = np.array(_temperatures(positions))
+    if method == "joint":
+        found = descend(records, found, found != 1, GRID, settings.bins)
+    elif method == "sts":
+        everything, pooled = Half.to_fit(records, FIT_RESAMPLES, settings.seed), np.zeros(GRID.size)
+        for k, position in enumerate(positions):
+            if position.candidate is not None:
+                value, pooled = _candidate(everything, k, pooled, settings.bins)
+                found[k] = value if found[k] != 1 else 1.0
+            everything.append(k, found[k])
+    return tuple(
+        position.model_copy(update={"temperature": value})
+        for position, value in zip(positions, found.tolist(), strict=True)
+    )
 
 
-def _temperatures(positions: list[PositionFit]) -> tuple[float, ...]:
+def _temperatures(positions: Sequence[PositionFit]) -> tuple[float, ...]:
     return tuple(position.temperature for position in positions)

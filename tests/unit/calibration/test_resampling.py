@@ -34,7 +34,7 @@ def test_every_draw_is_the_statistic_of_the_repeated_rows(sample):
         rows = repeated_rows(records, resampling, draw)
         assert error.draws[draw] == pytest.approx(ece(p[rows], y[rows]))
         assert mean.draws[draw] == pytest.approx(p[rows].mean())
-        assert area.draws[draw] == pytest.approx(auroc(p[rows], y[rows]), abs=2e-3)  # scores in 1024 levels
+        assert area.draws[draw] == pytest.approx(auroc(p[rows], y[rows]), abs=2e-3)  # scores in 256 levels
     assert error.value == pytest.approx(ece(p, y))
     assert area.value == auroc(p, y)
 

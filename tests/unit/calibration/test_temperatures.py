@@ -12,7 +12,7 @@ from dspark.calibration import Records, apply, assess, ece, fit_temperatures
 from dspark.config.models import CalibrationSettings
 from dspark.errors import CalibrationError, Interrupted
 from dspark.io.progress import Progress
-from dspark.scheduling import prefix_survival
+from dspark.scheduling import confidences, prefix_survival
 
 
 def test_doubled_logits_get_temperature_two_at_every_position(calibration_case):
@@ -77,8 +77,9 @@ def test_mean_ece_on_fresh_data_never_gets_worse_beyond_noise(simulate, stated):
     assert change.ci95[1] <= 0.005
 
 
-def test_noisy_confidences_are_not_rescaled_for_likelihood_alone(simulate):
+def test_noisy_confidences_are_not_rescaled_for_likelihood_alone(simulate, monkeypatch):
     """Noise makes scaling likelier at every position but hardly lowers ECE: all is dropped, and said so."""
+    monkeypatch.setattr(sts, "descend", lambda records, start, *rest: start)
     noisy = simulate(33, lambda u: u + np.random.default_rng(7).normal(0, 1, u.shape), conversations=60)
     result = fit_temperatures(noisy)
     assert result.temperatures == (1.0,) * 4
@@ -107,21 +108,21 @@ def test_a_candidate_without_held_out_evidence_falls_back(monkeypatch, simulate)
 def test_neighbours_pull_a_temperature_only_as_far_as_its_own_likelihood_allows(simulate):
     """Earlier positions, made to favour T = 3 beyond measure, move a calibrated position up to the likelihood's bound:
     a drop of 1.92 nats, which is 95 % of chi-squared with one degree of freedom, and not to 3."""
-    half = sts._Half.of(simulate(12), 200, 0)
-    losses = np.array([half.log_loss(0, value).sum() for value in sts.GRID])
+    half = sts.Half.to_fit(simulate(12), 200, 0)
+    losses = np.array([-np.log(confidences(half.stated(0), value)).sum() for value in sts.GRID])
     candidate, _ = sts._candidate(half, 0, 1e6 * np.abs(np.log(sts.GRID / 3)), 15)
     inside = sts.GRID[losses - losses.min() <= 1.92]
     assert sts.GRID[losses.argmin()] < candidate <= inside.max() < 1.3
     alone, pooled = sts._candidate(half, 0, np.zeros(sts.GRID.size), 15)
     assert abs(np.log(alone)) < abs(np.log(candidate))
-    np.testing.assert_array_equal(pooled, losses)
+    np.testing.assert_allclose(pooled, losses)
     np.testing.assert_allclose(sts._candidate(half, 0, pooled, 15)[1], 1.5 * losses)  # half the weight per position
 
 
 def test_earlier_fallbacks_are_what_later_positions_are_fitted_upon(monkeypatch, simulate):
     """Position 1 is refused: position 2 must be judged with T_1 = 1, not with the refused candidate."""
     used = []
-    original = sts._Half.append
+    original = sts.Half.append
 
     def spy(half, k, temperature):
         used.append((k, temperature))
@@ -133,8 +134,9 @@ def test_earlier_fallbacks_are_what_later_positions_are_fitted_upon(monkeypatch,
         judged = judge(half, k, candidate, position, bins)
         return judged.model_copy(update={"temperature": 1.0, "fallback": "refused"}) if k == 0 else judged
 
-    monkeypatch.setattr(sts._Half, "append", spy)
+    monkeypatch.setattr(sts.Half, "append", spy)
     monkeypatch.setattr(sts, "_judge", refuse_first)
+    monkeypatch.setattr(sts, "descend", lambda records, start, *rest: start)
     result = fit_temperatures(simulate(4, lambda u: 2 * u))
     assert result.temperatures[0] == 1 and result.temperatures[1] > 1.5
     assert {temperature for k, temperature in used if k == 0} == {1.0}
