@@ -7,15 +7,16 @@ saw no draft proves nothing and says so (package.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.config.models import MarkovType
 from dspark.decoding.cache import SlotCache
 from dspark.decoding.loop import decode
-from dspark.decoding.policies import Logits, Policy, parse_policy
+from dspark.decoding.policies import Logits, Policy, Rows, parse_policy
 from dspark.decoding.prefixes import Counts
 from dspark.decoding.proposers import torch_proposer
 from dspark.decoding.records import Decoded
@@ -32,13 +33,15 @@ LARGEST_EPSILON = 1e-3  # of logits; more than rounding is not a near-tie
 # Of probabilities. Everything runs in float64 but transformers' norms, which round to float32: on some processors a
 # batch is rounded otherwise than a single row (2e-10 was seen). A wrong rule moves probabilities by hundredths.
 ENUMERATION_TOLERANCE = 1e-8
-# Family, policy, tokens of the joint law, draft vocabulary. Blocks are of two, so four tokens (the prefill's, two
-# drafts and what follows them) are the fewest that show the bonus token of a block that was accepted whole.
-CASES: tuple[tuple[str, str, int, tuple[int, ...] | None], ...] = (
-    ("llama", "fixed", 3, None),
-    ("qwen3", "fixed", 4, (0, 2)),
-    ("llama", "threshold(0.5)", 3, None),
-    ("llama", "scheduled", 3, None),
+# Family, policy, tokens of the joint law, vocabulary, draft vocabulary. Blocks are of two, so four tokens (the
+# prefill's, two drafts and what follows them) are the fewest that show the bonus token of a block that was accepted
+# whole. A delayed step is sized two steps before, and steps that were sized so size others: five tokens are four steps.
+CASES: tuple[tuple[str, str, int, int, tuple[int, ...] | None], ...] = (
+    ("llama", "fixed", 3, 3, None),
+    ("qwen3", "fixed", 4, 3, (0, 2)),
+    ("llama", "threshold(0.5)", 3, 3, None),
+    ("llama", "scheduled", 3, 3, None),
+    ("llama", "scheduled-delayed", 5, 2, None),
 )
 
 
@@ -142,8 +145,8 @@ def check_sampled(progress: Progress | None = None) -> SampledLossless:
     """
     progress = progress or Progress()
     cases = []
-    for family, policy, tokens, draft_ids in CASES:
-        cases.append(enumerate_case(family, policy, tokens=tokens, draft_token_ids=draft_ids))
+    for family, policy, tokens, vocab, draft_ids in CASES:
+        cases.append(enumerate_case(family, policy, vocab=vocab, tokens=tokens, draft_token_ids=draft_ids))
         progress.advance()
     largest = max(case.largest_difference for case in cases)
     seen = all(case.drafts for case in cases)
@@ -165,18 +168,19 @@ def enumerate_case(
     tokens: int = 3,
     draft_token_ids: tuple[int, ...] | None = None,
     temperature: float = 1.0,
-    heads: bool = True,
+    markov: MarkovType = "vanilla",
     seed: int = 0,
 ) -> EnumeratedCase:
     """The largest difference between the law of the real loop's first tokens and the target's, one setting."""
     target = tiny_target(vocab, family=family, eos_token_ids=(vocab - 1,), dtype=torch.float64, seed=seed)
-    drafter = tiny_drafter(target, gamma, draft_token_ids=draft_token_ids, heads=heads, seed=seed + 1)
+    drafter = tiny_drafter(target, gamma, draft_token_ids=draft_token_ids, markov=markov, seed=seed + 1)
     proposer = torch_proposer(drafter, torch.float64)
     # Steep enough for the scheduler to stop at every length, with the confidences of a random drafter.
     curve = CostCurve(
         sample_batch_tokens=(1, 2, 3), sample_steps_per_second=(1.0, 0.65, 0.55), max_batch_tokens=max(gamma + 1, 3)
     )
-    chosen = _RowByRow(parse_policy(policy, scheduler=PrefixScheduler(curve, gamma)))
+    scheduler = PrefixScheduler(curve, gamma)
+    chosen = _RowByRow(lambda: parse_policy(policy, scheduler=scheduler))
     prompt = [0, 1, 0, 0, 1]
     drafts = 0
 
@@ -211,15 +215,29 @@ def enumerate_case(
 
 
 class _RowByRow:
-    """A policy that looks at one request at a time, as if each row of the batch ran alone."""
+    """A policy that looks at one request at a time, as if each row of the batch ran alone, with its own memory."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.name, self.drafts = policy.name, policy.drafts
+    def __init__(self, make: Callable[[], Policy]) -> None:
+        self._make = make
+        self._policies: dict[int, Policy] = {}
+        self.name, self.drafts = make().name, make().drafts
+
+    def begin(self) -> None:
+        """See `Remembering`."""
+        self._policies.clear()
+
+    def step(self, confidence_logits: Logits, requests: Rows) -> Counts:
+        """The policy's lengths of every row on its own, [B]."""
+        lengths = [np.zeros(0, np.int64)]
+        for row, request in zip(confidence_logits, requests.tolist(), strict=True):
+            if request not in self._policies:
+                self._policies[request] = self._make()
+            lengths.append(self._policies[request].lengths(row[None]))
+        return np.concatenate(lengths)
 
     def lengths(self, confidence_logits: Logits) -> Counts:
-        """The policy's lengths of every row on its own, [B]."""
-        return np.concatenate([self._policy.lengths(row[None]) for row in confidence_logits])
+        """As `step`, the rows being the same requests at every step."""
+        return self.step(confidence_logits, np.arange(len(confidence_logits)))
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dspark.config.models import DrafterSettings, MarkovSettings
+from dspark.config.models import DrafterSettings, MarkovSettings, MarkovType
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSparkDrafter
 from dspark.targets.loading import Target
@@ -89,7 +89,7 @@ def tiny_drafter(
     *,
     draft_token_ids: Sequence[int] | None = None,
     spread: float = 8.0,
-    heads: bool = True,
+    markov: MarkovType = "vanilla",
     seed: int = 1,
 ) -> DSparkDrafter:
     """A drafter of one layer on `target`, in its dtype.
@@ -97,13 +97,13 @@ def tiny_drafter(
     Args:
         draft_token_ids: a reduced draft vocabulary, ascending; None: the whole one.
         spread: factor on the usual random weights; 8 makes proposals and confidences vary from token to token.
-        heads: False leaves both heads off.
+        markov: its sequential head; "none" leaves off the confidence head as well.
     """
     settings = DrafterSettings(
         gamma=gamma,
         layers=1,
-        markov=MarkovSettings(rank=4) if heads else MarkovSettings(type="none"),
-        confidence=heads,
+        markov=MarkovSettings(type=markov, rank=4),
+        confidence=markov != "none",
         draft_vocab_size=None if draft_token_ids is None else len(draft_token_ids),
     )
     ids = None if draft_token_ids is None else torch.tensor(draft_token_ids)

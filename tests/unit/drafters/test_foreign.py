@@ -62,7 +62,7 @@ def test_a_drafter_without_a_confidence_head_states_no_confidence(pair: tuple[An
 def test_deepspec_s_dflash_is_read_without_heads(tmp_path: Path) -> None:
     """deepspec.md, 4.2: rank 0, no type; a layout without any rank is z-lab's, whose first slot drafts nothing."""
     target = tiny_target(24, spread=0.4, seed=3)
-    drafter = tiny_drafter(target, 4, heads=False)
+    drafter = tiny_drafter(target, 4, markov="none")
     value = {key: inner for key, inner in flat(drafter).items() if key not in ("markov_head_type",)}
     value["enable_confidence_head"] = False
     loaded = load(write(tmp_path / "d", value, drafter.state_dict()), target)

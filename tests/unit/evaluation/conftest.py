@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # wrong_rules.py
 
 
 @pytest.fixture(autouse=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import wrong_rules
 from torch import Tensor
 
-from dspark.decoding import acceptance, loop
+from dspark.config.models import MarkovType
 from dspark.decoding.drafting import Proposal, TorchProposer
-from dspark.decoding.draws import CounterDraws
 from dspark.decoding.loop import decode
 from dspark.decoding.policies import Fixed, Logits
 from dspark.evaluation import lossless
@@ -46,6 +45,20 @@ def test_a_temperature_on_both_sides_changes_nothing():
 
 def test_the_scheduler_with_early_stop_changes_nothing():
     case = enumerate_case("llama", "scheduled")
+    assert case.largest_difference < EXACT and case.drafts
+
+
+def test_the_delayed_scheduler_changes_nothing():
+    """Five tokens: at least four steps where no draft is accepted, sized by nothing, nothing, and the first two."""
+    case = enumerate_case("llama", "scheduled-delayed", vocab=2, tokens=5)
+    assert case.largest_difference < EXACT and case.drafts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fixed", "threshold(0.1)", "scheduled", "scheduled-delayed"])
+@pytest.mark.parametrize("markov", ["gated", "rnn"])
+def test_every_sequential_head_keeps_the_law_under_every_policy(markov: MarkovType, policy: str):
+    case = enumerate_case("qwen3", policy, markov=markov, vocab=2, tokens=4, seed=2)
     assert case.largest_difference < EXACT and case.drafts
 
 
@@ -93,97 +106,34 @@ def _scheduler(sps: tuple[float, ...] = (1.0, 0.65, 0.55, 0.5, 0.45, 0.4)) -> An
 # ---------------------------------------------------------------- mutants
 
 
-def no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rejected token is replaced from p instead of what q left over."""
-    monkeypatch.setattr(acceptance, "residual", lambda target, drafter, token_ids=None: target)
-
-
-def _proposals(monkeypatch: pytest.MonkeyPatch, change: Callable[[Proposal], Proposal]) -> None:
-    real = TorchProposer.propose
-    monkeypatch.setattr(TorchProposer, "propose", lambda *arguments: change(real(*arguments)))
-
-
-def not_drawn_from_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ratio divides by another distribution than the tokens were drawn from."""
-    _proposals(monkeypatch, lambda one: dataclasses.replace(one, probs=one.probs.roll(1, 2)))
-
-
-def half_precision_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn in float32, divided by in bfloat16: DeepSpec's mistake, the other way round."""
-    _proposals(monkeypatch, lambda one: dataclasses.replace(one, probs=one.probs.bfloat16().double()))
-
-
-def temperature_of_the_drafter_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are drawn at a temperature that the ratio knows nothing of."""
-
-    def cooler(one: Proposal) -> Proposal:
-        probs = one.probs.sqrt()
-        return dataclasses.replace(one, probs=probs / probs.sum(-1, keepdim=True))
-
-    _proposals(monkeypatch, cooler)
-
-
-def temperature_of_the_target_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verification forgets the temperature."""
-    real = loop.distribution
-    monkeypatch.setattr(loop, "distribution", lambda logits, temperature, *rest: real(logits, 1.0, *rest))
-
-
-def inverted_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q / p instead of p / q."""
-    real = loop.accept_sampled
-
-    def inverted(probs: Tensor, proposal: Proposal | None, *rest: Any) -> Any:
-        if proposal is None:
-            return real(probs, proposal, *rest)
-        swapped = dataclasses.replace(proposal, probs=probs[:, :-1])
-        accepted, _ = real(torch.cat([proposal.probs, probs[:, -1:]], 1), swapped, *rest)
-        rows = torch.arange(len(accepted))
-        return accepted, rest[1].categorical(probs[rows, torch.from_numpy(accepted)], rest[2])
-
-    monkeypatch.setattr(loop, "accept_sampled", inverted)
-
-
-def bonus_from_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token after the block is drawn from the view before its last token."""
-    real = loop.accept_sampled
-
-    def shifted(probs: Tensor, proposal: Proposal | None, *rest: Any) -> Any:
-        return real(torch.cat([probs[:, :-1], probs[:, -2:-1]], 1) if proposal else probs, proposal, *rest)
-
-    monkeypatch.setattr(loop, "accept_sampled", shifted)
-
-
-def rejected_context_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rolling back is forgotten: the target goes on after the rejected tokens."""
-    real = loop.SlotCache.advance
-
-    def advance(cache: Any, counts: np.ndarray) -> None:
-        real(cache, counts if counts.max() > 2 else np.full_like(counts, 2))
-
-    monkeypatch.setattr(loop.SlotCache, "advance", advance)
-
-
 @pytest.mark.parametrize(
     "mutate",
     [
-        no_residual,
-        not_drawn_from_q,
-        half_precision_draws,
-        temperature_of_the_drafter_only,
-        temperature_of_the_target_only,
-        inverted_ratio,
-        bonus_from_the_wrong_place,
-        rejected_context_kept,
+        wrong_rules.no_residual,
+        wrong_rules.not_drawn_from_q,
+        wrong_rules.half_precision_ratio,
+        wrong_rules.drawn_in_half_precision,
+        wrong_rules.temperature_of_the_drafter_only,
+        wrong_rules.temperature_of_the_target_only,
+        wrong_rules.inverted_ratio,
+        wrong_rules.bonus_from_the_wrong_place,
+        wrong_rules.rejected_context_kept,
     ],
     ids=lambda mutate: mutate.__name__,
 )
 def test_a_wrong_loop_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
     mutate(monkeypatch)
-    visible = 1e-5 if mutate is half_precision_draws else VISIBLE
+    visible = 1e-5 if "half_precision" in mutate.__name__ else VISIBLE
     # A block of one, so that three tokens show what follows a block that was accepted whole.
     case = enumerate_case("llama", "fixed", gamma=1, temperature=0.5)
     assert case.largest_difference > visible
+
+
+@pytest.mark.parametrize("policy", ["threshold(0.5)", "scheduled"])
+def test_a_confidence_that_knows_its_own_token_is_caught(policy: str, monkeypatch: pytest.MonkeyPatch):
+    wrong_rules.confidence_of_the_token_itself(monkeypatch)
+    case = enumerate_case("llama", policy, gamma=1)
+    assert case.largest_difference > VISIBLE and case.drafts
 
 
 class Retrospective:
@@ -195,6 +145,18 @@ class Retrospective:
         survival = prefix_survival(confidence_logits, np.ones(2))
         theta = np.concatenate([[1.0], (1 + np.cumsum(survival[0])) * np.array([0.5, 0.45])])
         return np.array([int(np.argmax(theta))])
+
+
+class Refilled:
+    """Stops early, and fills the step up to the next captured size with later tokens where those turn out to pay."""
+
+    name, drafts = "refilled", True
+
+    def lengths(self, confidence_logits: Logits) -> np.ndarray:
+        survival = prefix_survival(confidence_logits, np.ones(2))
+        stopped = _scheduler((1.0, 0.5, 0.45)).plan(survival)
+        filled = (1 + survival.sum()) * 0.45
+        return np.array([2]) if filled > stopped.tokens_per_second else stopped.lengths
 
 
 class AppendixA:
@@ -217,11 +179,11 @@ class AppendixA:
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
-    [(Retrospective(), 0.85), (None, 0.70), (Fixed(), 0.70)],
-    ids=["retrospective", "early stop", "fixed"],
+    [(Retrospective(), 0.85), (Refilled(), 0.85), (None, 0.70), (Fixed(), 0.70)],
+    ids=["retrospective", "refilled", "early stop", "fixed"],
 )
 def test_appendix_a(policy: Any, expected: float, monkeypatch: pytest.MonkeyPatch):
-    """SPS = 1, .5, .45: looking back gives token 0 with .85 instead of .70; early stop and whole blocks give .70."""
+    """SPS = 1, .5, .45: looking back gives token 0 with .85 instead of .70, and so does going on after the stop."""
     policy = policy or lossless.parse_policy("scheduled", scheduler=_scheduler((1.0, 0.5, 0.45)))
     target = tiny_target(3, eos_token_ids=(2,), dtype=torch.float64)
     logits = torch.log(torch.tensor([0.7, 0.3], dtype=torch.float64))
@@ -236,31 +198,21 @@ def test_appendix_a(policy: Any, expected: float, monkeypatch: pytest.MonkeyPatc
     assert sum(p for text, p in law.items() if text[1] == 0) == pytest.approx(expected, abs=1e-12)
 
 
-def _chi_square(draws_of: Callable[[range], Any]) -> float:
-    """Of the first two tokens of 3000 sampled texts against the target's law, 8 degrees of freedom at most."""
+def _chi_square() -> float:
+    """Of the first three tokens of 3000 sampled texts against the target's law."""
     target = tiny_target(3, eos_token_ids=(2,))
     proposer = TorchProposer(tiny_drafter(target, 2))
-    seeds = range(3000)
-    done = decode(target, proposer, [[0, 1, 0]] * 3000, max_new_tokens=3, temperature=1.0,
-                  draws=draws_of(seeds), batch_size=1000)  # fmt: skip
+    done = decode(target, proposer, [[0, 1, 0]] * 3000, max_new_tokens=3, temperature=1.0, batch_size=1000)
     texts = [tuple(one.token_ids) for one in done]
     law = target_law(target, [0, 1, 0], 3, 1.0)
     return sum((texts.count(text) - 3000 * p) ** 2 / (3000 * p) for text, p in law.items())
 
 
-class ReusedNoise(CounterDraws):
-    """The number that rejected a token is used again for the token that replaces it."""
-
-    def accept(self, probs: Tensor, lengths: np.ndarray, requests: np.ndarray) -> np.ndarray:
-        accepted = super().accept(probs, lengths, requests)
-        self._numbers[requests] -= (lengths - accepted).astype(np.uint64)
-        return accepted
-
-
-def test_counter_draws_sample_from_the_target_and_reused_noise_does_not():
+def test_counter_draws_sample_from_the_target_and_reused_noise_does_not(monkeypatch: pytest.MonkeyPatch):
     """The law has 13 texts, 12 degrees of freedom: chance stays below 40 but once in ten thousand."""
-    assert _chi_square(CounterDraws) < 40
-    assert _chi_square(ReusedNoise) > 100
+    assert _chi_square() < 40
+    wrong_rules.reused_noise(monkeypatch)
+    assert _chi_square() > 100
 
 
 # ---------------------------------------------------------------- the report
@@ -280,7 +232,7 @@ def test_the_report_passes_only_if_drafts_were_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_cases_show_the_bonus_token():
-    assert any(policy == "fixed" and tokens >= 4 for _, policy, tokens, _ in CASES)
+    assert any(policy == "fixed" and tokens >= 4 for _, policy, tokens, *_ in CASES)
 
 
 def test_a_path_that_is_not_possible_weighs_nothing():
@@ -292,5 +244,5 @@ def test_a_path_that_is_not_possible_weighs_nothing():
 @pytest.mark.parametrize("draft_token_ids", [None, (1, 3)])
 def test_a_drafter_without_heads_changes_nothing(draft_token_ids: tuple[int, ...] | None):
     """DFlash: every slot of a block is drawn by itself, so that its q is another one; the law is the target's."""
-    case = enumerate_case("llama", "fixed", vocab=4, draft_token_ids=draft_token_ids, tokens=2, heads=False)
+    case = enumerate_case("llama", "fixed", vocab=4, draft_token_ids=draft_token_ids, tokens=2, markov="none")
     assert case.largest_difference < EXACT and case.drafts

@@ -69,7 +69,7 @@ def target() -> Target:
 def arms(target: Target) -> Callable[[LiveLoadSettings], LiveArms]:
     curve = CostCurve(sample_batch_tokens=(1, 4, 8), sample_steps_per_second=(1.0, 0.6, 0.4), max_batch_tokens=8)
     proposer = TorchProposer(tiny_drafter(target, 2))
-    rival = TorchProposer(tiny_drafter(target, 1, heads=False))
+    rival = TorchProposer(tiny_drafter(target, 1, markov="none"))
 
     def of(settings: LiveLoadSettings) -> LiveArms:
         return LiveArms.of(proposer, settings, scheduler=PrefixScheduler(curve, 2), rivals={"mtp1": rival})
