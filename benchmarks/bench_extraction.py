@@ -15,40 +15,27 @@ from pathlib import Path
 
 import torch
 from pairs import ratio, report
+from smollm2 import random_target
 
-from dspark.config.models import FeatureSettings, TargetSpec
+from dspark.config.models import FeatureSettings
 from dspark.corpus.sequences import TokenSequence, read_sequences
 from dspark.features.extraction import extract
 from dspark.features.forward import BATCH_TOKENS, plan_batches
 from dspark.io.jsonfile import read_json
 from dspark.targets.loading import Target, load_target
-from dspark.targets.materialise import materialise
 from dspark.targets.record import read_record
 
 SEQUENCES = 24
-SMOLLM2 = {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
 
 
 def made_up(root: Path) -> tuple[Target, list[TokenSequence]]:
-    source = {"kind": "random", "config": SMOLLM2}
-    spec = TargetSpec.model_validate({"name": "smollm2", "source": source, "dtype": "float32"})
     draw = random.Random(0)
     rows = []
     for number in range(SEQUENCES):
         prompt, response = draw.randint(40, 100), draw.randint(60, 160)
         ids = [draw.randrange(4, 250) for _ in range(prompt + response)]
         rows.append(TokenSequence(f"{number}", "d", ids, prompt, "stop"))
-    return load_target(materialise(spec, root=root), root), rows
+    return random_target(root), rows
 
 
 def main() -> None:
