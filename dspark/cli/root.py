@@ -11,6 +11,7 @@ import click
 
 # verb: (module, attribute, what `--help` says). The text stands here so that no module is loaded to show it.
 VERBS: dict[str, tuple[str, str, str]] = {
+    "init": ("dspark.cli.init", "init", "Write the files of a workspace, or what a newer dspark changed in them"),
     "run": ("dspark.cli.run", "run", "Make the package of a target or build and register it"),
     "retrain": ("dspark.cli.retrain", "retrain", "Train on from the champion for a new domain"),
     "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
@@ -108,6 +109,7 @@ def root(context: click.Context, workspace: Path | None, debug: bool) -> None:
     """Turn a language model and some prompts into a tested drafter package for speculative decoding.
 
     \b
+    dspark init my-workspace            the files to edit and to version
     dspark run --target tiny            the whole pipeline in a minute or so
     dspark run --target smollm2-135m    a real model on two CPU cores
     """

@@ -46,7 +46,7 @@ class CodeIndex:
             PreflightError: there is no such script.
         """
         if not script.is_file():
-            raise PreflightError(f"{script} is missing: a stage of dvc.yaml runs it", "restore it from git")
+            raise PreflightError(f"{script} is missing: a stage of dvc.yaml runs it", "dspark init --upgrade --yes")
         entries = {f"stages/{script.name}": self._entry(script)["sha256"]}
         waiting = list(self._entry(script)["imports"])
         seen: set[str] = set()

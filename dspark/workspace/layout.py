@@ -101,5 +101,5 @@ def find_workspace(start: Path | None = None) -> Workspace:
             return Workspace(folder)
     raise PreflightError(
         f"{here} is not inside a workspace (a folder with {', '.join(MARKS)})",
-        "change into a checkout of dspark, or name one: dspark --workspace DIR ...",
+        "make one: dspark init DIR; or name one: dspark --workspace DIR ...",
     )
