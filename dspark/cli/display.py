@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from dspark.cli.options import duration
+from dspark.cli.options import duration, short
 from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -32,8 +32,35 @@ def sentence(row: dict[str, Any]) -> str:
     if row.get("eta_seconds"):
         parts.append(f"{duration(row['eta_seconds'])} left")
     known = {"time", "stage", "task", "unit", "done", "total", "event", "per_second", "eta_seconds"}
-    parts += [f"{key} {_short(value)}" for key, value in row.items() if key not in known]
+    parts += [f"{key.replace('_', ' ')} {_short(value)}" for key, value in row.items() if key not in known]
     return ", ".join(parts)
+
+
+class _Count:
+    """Which of a run's stages is under way, and where the run keeps its logs."""
+
+    def __init__(self) -> None:
+        self._stages: Sequence[str] = ()
+        self._ended: set[str] = set()
+        self._place = ""
+
+    def begin(self, stages: Sequence[str], folder: Path) -> None:
+        """A run begins."""
+        self._stages, self._ended, self._place = stages, set(), short(folder)
+
+    def label(self, name: str) -> str:
+        """`[3/10] features@tiny`; the name alone of what is none of the run's stages."""
+        return f"[{len(self._ended - {name}) + 1}/{len(self._stages)}] {name}" if name in self._stages else name
+
+    def end(self, name: str) -> None:
+        """A stage ended."""
+        if name in self._stages:
+            self._ended.add(name)
+
+    def place(self) -> str:
+        """Where the logs are, for the first who asks."""
+        place, self._place = self._place, ""
+        return f"logs in {place}  (dspark logs STAGE; dspark status)" if place else ""
 
 
 class Lines:
@@ -43,11 +70,18 @@ class Lines:
         self._out = out
         self._quiet = quiet
         self._last = 0.0
+        self._count = _Count()
+
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """Nothing yet: perhaps there is nothing to do."""
+        self._count.begin(stages, folder)
 
     def stage_started(self, name: str) -> None:
         """One line."""
         self._last = time.monotonic()
-        self._print(f"{name} ...")
+        if place := self._count.place():
+            self._print(place)
+        self._print(f"{self._count.label(name)} ...")
 
     def stage_progress(self, row: dict[str, Any]) -> None:
         """A line now and then; notes always."""
@@ -59,6 +93,7 @@ class Lines:
 
     def stage_ended(self, outcome: Outcome) -> None:
         """One line for what did something."""
+        self._count.end(outcome.name)
         if outcome.status != "up to date":
             self._print(ending(outcome))
 
@@ -88,6 +123,7 @@ class Bar:
             transient=True,
         )
         self._task: Any = None
+        self._count = _Count()
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -97,10 +133,16 @@ class Bar:
         with contextlib.suppress(OSError):  # the terminal may be gone
             self._progress.stop()
 
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """Nothing yet: perhaps there is nothing to do."""
+        self._count.begin(stages, folder)
+
     def stage_started(self, name: str) -> None:
         """A new bar."""
         self._clear()
-        self._task = self._progress.add_task(name, total=None, detail="")
+        if place := self._count.place():
+            self.note(place)
+        self._task = self._progress.add_task(self._count.label(name), total=None, detail="")
 
     def stage_progress(self, row: dict[str, Any]) -> None:
         """Move the bar."""
@@ -112,6 +154,7 @@ class Bar:
 
     def stage_ended(self, outcome: Outcome) -> None:
         """A line instead of the bar."""
+        self._count.end(outcome.name)
         self._clear()
         if outcome.status != "up to date":
             self.note(ending(outcome))
@@ -131,6 +174,11 @@ class Events:
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
+
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """`run_started`, with the stages in their order."""
+        row = {"event": "run_started", "stages": list(stages), "folder": str(folder), "time": round(time.time(), 3)}
+        self._write(row)
 
     def stage_started(self, name: str) -> None:
         """`stage_started`."""
@@ -164,6 +212,10 @@ class Several:
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
+
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """Tell all."""
+        self._tell(lambda listener: listener.run_started(stages, folder))
 
     def stage_started(self, name: str) -> None:
         """Tell all."""
@@ -207,7 +259,8 @@ def _opened(path: Path) -> IO[str]:
     try:
         return path.open("a", encoding="utf-8")
     except OSError as reason:
-        raise SettingsError(f"--events {path}: cannot be written: {reason.strerror}") from None
+        hint = "name a file in a folder that is there: --events FILE"
+        raise SettingsError(f"--events {path}: cannot be written: {reason.strerror}", hint) from None
 
 
 def ending(outcome: Outcome) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from dspark.cli.completion import names_of
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -29,8 +31,15 @@ def which_build(command: Command) -> Command:
             metavar="SECTION.KEY=VALUE",
             help="Override one setting, for instance training.steps=500. Can be repeated.",
         ),
-        click.option("--build", metavar="NAME", help="A build of pipeline/builds (default: the target's own)."),
-        click.option("--target", metavar="NAME", help="A target of pipeline/targets."),
+        click.option(
+            "--build",
+            metavar="NAME",
+            shell_complete=names_of("build", "target"),
+            help="A build of pipeline/builds (default: the target's own).",
+        ),
+        click.option(
+            "--target", metavar="NAME", shell_complete=names_of("target"), help="A target of pipeline/targets."
+        ),
     ):
         command = option(command)
     return command

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +16,9 @@ from dspark.cli.options import (
     which_build,
     workspace_of,
 )
+
+if TYPE_CHECKING:
+    from dspark.workspace.plan import Plan
 
 
 @click.command()
@@ -57,7 +58,9 @@ def plan(
     workspace = workspace_of(context)
     pipeline = resolve_request(workspace, request_of(target, build, flags))
     if settings:
-        _print_settings(pipeline.chosen.rows(), json_output)
+        from dspark.cli.config import print_settings
+
+        print_settings(pipeline.chosen, json_output=json_output)
         return
     if estimate:
         from dspark.cli.estimate import print_estimate
@@ -85,16 +88,23 @@ def plan(
         )
         for step in found.steps
     ]
-    print_table(rows, ("stage", "", "took", "on disk", "why"))
+    print_table(rows, ("stage", "plan", "took", "on disk", "why"))
     for problem in found.problems:
         click.echo(f"in the way: {problem.what}")
         for line in problem.hint.splitlines():
             click.echo(f"  {line}")
+    _sum_up(found)
 
 
-def _print_settings(rows: Sequence[tuple[str, Any, str]], json_output: bool) -> None:
-    if json_output:
-        named = {name: {"value": value, "from": origin} for name, value, origin in rows}
-        print_json({"schema": "dspark/settings/1", "settings": named})
-        return
-    print_table([(name, json.dumps(value), origin) for name, value, origin in rows], ("setting", "value", "from"))
+def _sum_up(found: Plan) -> None:
+    """How much is to be done, how long that took when it was last done here, and the next command."""
+    acting = [step for step in found.steps if step.action != "up to date"]
+    known = [step.last_seconds for step in acting if step.last_seconds is not None]
+    told = f"{len(acting)} of {len(found.steps)} to do"
+    if known:
+        told += f"; {len(known)} of them took {duration(sum(known))} last time"
+    click.echo(told if acting else "nothing to do")
+    if len(known) < len(acting):
+        click.echo(f"what the others may take: dspark plan --build {found.build} --estimate")
+    if acting and not found.problems:
+        click.echo(f"next  dspark run --build {found.build}")

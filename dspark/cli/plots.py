@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from dspark.cli.completion import names_of
 from dspark.cli.options import as_json, print_json, print_table, request_of, short, workspace_of
 
 
 @click.command()
-@click.argument("build", metavar="BUILD")
+@click.argument("build", metavar="BUILD", shell_complete=names_of("build", "target"))
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dspark.cli.completion import names_of
 from dspark.cli.options import as_json, print_json, print_table, workspace_of
 from dspark.cli.root import Subverbs
 
@@ -36,7 +37,7 @@ def list_all(context: click.Context, json_output: bool) -> None:
 
 
 @profiles.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names_of("serving profile"))
 @as_json
 @click.pass_context
 def show(context: click.Context, name: str, json_output: bool) -> None:

@@ -16,6 +16,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "retrain": ("dspark.cli.retrain", "retrain", "Train on from the champion for a new domain"),
     "plan": ("dspark.cli.plan", "plan", "Show what a run would do, and what it would take"),
     "status": ("dspark.cli.status", "status", "Show how the newest run stands, from any terminal"),
+    "logs": ("dspark.cli.logs", "logs", "Print or follow what a stage printed"),
+    "dag": ("dspark.cli.dag", "dag", "Show the stages and what each reads, as text, mermaid or dot"),
     "targets": ("dspark.cli.targets", "targets", "List, show, add, fetch and export targets"),
     "overfit": ("dspark.cli.overfit", "overfit", "Let a drafter learn a handful of answers: a new target's first test"),
     "import": ("dspark.cli.import_drafter", "import_drafter", "Take a released drafter into a build without training"),
@@ -32,8 +34,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "promote": ("dspark.cli.promote", "promote", "Promote a registered version through the gates"),
     "rollback": ("dspark.cli.promote", "rollback", "Let what held a stage before hold it again"),
     "drift": ("dspark.cli.drift", "drift", "Hold a server's live acceptance against a certificate"),
+    "config": ("dspark.cli.config", "config", "Show every setting of a build, and where it comes from"),
     "doctor": ("dspark.cli.doctor", "doctor", "Find what is wrong here and what mends it"),
     "version": ("dspark.cli.version", "version", "Show versions"),
+    "completion": ("dspark.cli.completion", "completion", "Print what the shell needs to complete by the tab key"),
 }
 
 
@@ -82,7 +86,7 @@ def suggest(context: click.Context, name: str, known: Iterable[str]) -> None:
     Raises:
         UsageError: `name` is no verb of the group.
     """
-    if name in known or name.startswith("-"):
+    if name in known or name.startswith("-") or context.resilient_parsing:  # the last: the tab key
         return
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?  " if near else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dspark.cli.completion import names_of
 from dspark.cli.options import as_json, print_json, print_table, short, size, workspace_of
 from dspark.cli.root import Subverbs
 
@@ -30,7 +31,7 @@ def list_all(context: click.Context, json_output: bool) -> None:
 
 
 @targets.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names_of("target"))
 @as_json
 @click.pass_context
 def show(context: click.Context, name: str, json_output: bool) -> None:
@@ -60,7 +61,7 @@ def add(context: click.Context, name: str, path: Path) -> None:
 
 
 @targets.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names_of("target"))
 @click.pass_context
 def fetch(context: click.Context, name: str) -> None:
     """Fetch and convert a target now, rather than in its first run."""
@@ -74,7 +75,7 @@ def fetch(context: click.Context, name: str) -> None:
 
 
 @targets.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names_of("target"))
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New, or an earlier export.")
 @click.option("--quiet", is_flag=True, help="Show problems and the result only.")
 @as_json

@@ -11,7 +11,7 @@ from dspark.cli.options import as_json, print_json, print_table
 @as_json
 def version(json_output: bool) -> None:
     """Versions of dspark and of the libraries it works with; nothing is imported to find them."""
-    from dspark.workspace.doctor import versions
+    from dspark.workspace.versions import versions
 
     found = versions()
     if json_output:

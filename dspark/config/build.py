@@ -43,6 +43,7 @@ from dspark.config.models import (
     TargetSpec,
     TrainingSettings,
 )
+from dspark.config.names import FOLDERS as FOLDERS
 from dspark.errors import SettingsError
 
 Declared = TypeVar("Declared", bound=Settings)
@@ -74,15 +75,6 @@ PARTS = {
 }
 ALONE = ("against",)  # of these, what a flag or a variable may set
 
-FOLDERS = {
-    "target": "pipeline/targets",
-    "domain": "pipeline/domains",
-    "recipe": "pipeline/recipes",
-    "build": "pipeline/builds",
-    "study": "pipeline/studies",
-    "serving profile": "serving_profiles",
-}
-
 
 @dataclass(frozen=True)
 class ResolvedBuild:
@@ -100,6 +92,23 @@ class ResolvedBuild:
     def name(self) -> str:
         """The build's name."""
         return self.build.name
+
+    def parts(self) -> list[tuple[str, Any, str]]:
+        """What the build is made of, each with where that came from."""
+        build, corpus = self.build, self.build.corpus
+        values = {
+            "target": build.target.name,
+            "corpus": corpus.name,
+            "domains": list(corpus.domains),
+            "evaluation_domains": list(corpus.evaluation_domains),
+            "recipe": build.recipe,
+            "serving_profiles": list(build.serving_profiles),
+        }
+        origins = {key: self.settings.origin((key,)) for key in values}
+        return [
+            (key, value, origins[key].layer if origins[key].layer == "built-in" else origins[key].at((key,)))
+            for key, value in values.items()
+        ]
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """Every setting as `section.key`, its value, and where that came from: `built-in`, or a file with its line."""

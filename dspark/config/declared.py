@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dspark.config.models import NAME_PATTERN, Settings
+from dspark.config.names import declared_names as declared_names
 from dspark.config.wording import options_of, wording
 from dspark.errors import SettingsError
 from dspark.io.yamlfile import key_line, read_yaml
@@ -25,6 +26,7 @@ from dspark.io.yamlfile import key_line, read_yaml
 Declared = TypeVar("Declared", bound=Settings)
 
 NAME = re.compile(NAME_PATTERN)
+_LOOK = "correct it, then see what the settings come to: dspark config show --target NAME"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Mistakes(SettingsError):
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(dict.fromkeys(mistakes))
         if len(self.mistakes) == 1:
-            super().__init__(str(self.mistakes[0]), self.mistakes[0].hint)
+            super().__init__(str(self.mistakes[0]), self.mistakes[0].hint or _LOOK)
             return
         lines = [f"{len(self.mistakes)} mistakes in the settings"]
         for mistake in self.mistakes:
@@ -74,12 +76,6 @@ def suggestion(name: str, known: Iterable[str], listing: str = "") -> str:
     parts = [f"did you mean {near!r}?"] if near else []
     parts.append(listing or ("known: " + ", ".join(names) if names else "there are none yet"))
     return "  ".join(parts)
-
-
-def declared_names(folder: Path) -> list[str]:
-    """Names of the declarations in a folder, sorted; `*.templates.yaml` holds a domain's texts and declares nothing."""
-    stems = (path.stem for path in folder.glob("*.yaml") if path.is_file())
-    return sorted(stem for stem in stems if not stem.endswith(".templates"))
 
 
 def read_mapping(path: Path, display: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dspark.config.declared import Mistake, Mistakes, declared_names, suggestion
 from dspark.config.gates import PATH as GATES
 from dspark.config.gates import read_gates
 from dspark.config.layers import Overlay, environment_overrides, flag_overrides
+from dspark.config.names import build_names as build_names
 from dspark.errors import SettingsError
 
 
@@ -84,9 +85,25 @@ def resolve(
     return Pipeline(chosen, declared | {name: chosen}, {key: error for key, error in broken.items() if key != name})
 
 
-def build_names(root: Path) -> list[str]:
-    """Declared builds and the default builds of targets without one, sorted."""
-    return sorted({*declared_names(root / FOLDERS["build"]), *declared_names(root / FOLDERS["target"])})
+def resolve_all(root: Path) -> tuple[dict[str, ResolvedBuild], dict[str, SettingsError]]:
+    """All builds of a workspace, each file read once, and what is wrong with those that have mistakes."""
+    baselines, wrong_gates = _baselines(root)
+    reader = BuildReader(root, baselines)
+    builds: dict[str, ResolvedBuild] = {}
+    broken: dict[str, SettingsError] = {}
+    for name in build_names(root):
+        try:
+            builds[name] = reader.build(name, [])
+            if wrong_gates:
+                raise Mistakes(wrong_gates)
+        except SettingsError as error:
+            broken[name] = error
+    for name in builds.keys() - broken.keys():
+        try:
+            _refuse_two_meanings_of_a_corpus(builds, name)
+        except SettingsError as error:
+            broken[name] = error
+    return {name: resolved for name, resolved in builds.items() if name not in broken}, dict(sorted(broken.items()))
 
 
 def _baselines(root: Path) -> tuple[dict[str, str], list[Mistake]]:

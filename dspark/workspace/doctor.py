@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
-import platform
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dspark import __version__
-from dspark.config.resolve import build_names, resolve
-from dspark.device import CPU, VARIABLE, accelerator, asked_for, gpu_names
-from dspark.errors import DataError, IntegrityError, PreflightError, SettingsError
+from dspark.config.resolve import resolve_all
+from dspark.errors import DataError, IntegrityError, PreflightError
 from dspark.io.jsonfile import write_model
-from dspark.processor import arithmetic, processor
-from dspark.profiling.fingerprint import gpus_of_the_driver
 from dspark.registry.location import left_behind
 from dspark.registry.publish import spool_of
 from dspark.workspace import preflight
+from dspark.workspace.environment import Check, environment
 from dspark.workspace.journal import close_orphans, orphans
 from dspark.workspace.layout import Workspace
 from dspark.workspace.lock import complete_lock_file, damaged_rwlock, dvc_processes, holder, repair_dvc, run_lock
 from dspark.workspace.results import RunRecord, latest_run, read_record
+from dspark.workspace.scaffold import written_by
+from dspark.workspace.services import services
 
-EXTRAS = {
-    "pipeline": ("torch", "transformers", "accelerate", "mlflow", "dvc", "onnx", "onnxscript", "gguf"),
-    "cpu": ("onnxruntime",),
-}
 _SYNC = "dspark registry sync"
 LOW_BYTES = 5 * 1024**3
 _CLOCK_SECONDS = 60  # so far apart the clocks of two machines on one disk may be
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    status: Literal["ok", "warning", "error"]
-    found: str
-    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,71 +57,17 @@ def examine(workspace: Workspace | None, *, fix: bool = False) -> Diagnosis:
         fix: first mend what can be mended without losing anything.
     """
     repaired = _repair(workspace) if workspace is not None and fix else []
-    checks = [*_environment(), *(_workspace(workspace) if workspace is not None else [_no_workspace()])]
+    checks = [*environment(), *(_workspace(workspace) if workspace is not None else [_no_workspace()])]
     return Diagnosis(tuple(checks), tuple(repaired))
 
 
-def versions() -> dict[str, str]:
-    """Versions of dspark, Python and every library of the pipeline that is installed."""
-    found = {"dspark": __version__, "python": platform.python_version()}
-    for module in (*EXTRAS["pipeline"], "onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "safetensors", "click"):
-        version = _version(module)
-        if version is not None:
-            found[module] = version
-    return found
-
-
-def _environment() -> Iterator[Check]:
-    yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
-    yield Check("dspark", "ok", __version__)
-    for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if importlib.util.find_spec(module) is None]
-        if missing:
-            yield Check(extra, "warning", f"not installed: {', '.join(missing)}", f"pip install 'dspark[{extra}]'")
-        else:
-            yield Check(extra, "ok", ", ".join(f"{module} {_version(module) or '?'}" for module in modules))
-    for problem in preflight.conflicting_runtimes():
-        yield Check("onnxruntime", "error", problem.what, problem.hint)
-    cores = len(os.sched_getaffinity(0))
-    yield Check("cores", "ok", f"{cores} usable by this process")
-    model, _ = processor()
-    if arithmetic("bfloat16") == "bfloat16":
-        yield Check("processor", "ok", f"{model}, multiplies bfloat16")
-    else:
-        yield Check("processor", "ok", f"{model}, has no bfloat16 products: float32 is computed where it was asked for")
-    if importlib.util.find_spec("torch") is not None:
-        yield _device()
-
-
-def _device() -> Check:
-    """Where stages will compute, and a GPU that they leave alone because torch does not see it."""
-    try:
-        asked = asked_for()
-        chosen = accelerator()
-    except (PreflightError, SettingsError) as error:
-        return Check("device", "error", error.message, error.hint)
-    kind, _, index = chosen.partition(":")
-    if kind != CPU:
-        return Check("device", "ok", f"{chosen}, {gpu_names()[int(index)]}: stages compute there")
-    if asked == CPU:
-        return Check("device", "ok", f"{CPU}, as the environment asks ({VARIABLE} or ACCELERATE_USE_CPU)")
-    driver = [gpu["name"] for gpu in gpus_of_the_driver()]
-    if not driver:
-        return Check("device", "ok", f"{CPU}: there is no GPU")
-    return Check(
-        "device",
-        "warning",
-        f"{CPU}: the driver has {', '.join(driver)}, torch {_version('torch')} sees no GPU",
-        f"install a build of torch with CUDA and look at CUDA_VISIBLE_DEVICES; {VARIABLE}={CPU} says that it is meant",
-    )
-
-
 def _no_workspace() -> Check:
-    return Check("workspace", "warning", "the current folder is not in a workspace", "change into a checkout of dspark")
+    return Check("workspace", "warning", "the current folder is not in a workspace", "make one: dspark init DIR")
 
 
 def _workspace(workspace: Workspace) -> Iterator[Check]:
     yield Check("workspace", "ok", str(workspace.root))
+    yield _files(workspace)
     yield _disk(workspace)
     yield _dvc_settings(workspace)
     for problem in preflight.unreadable_pipeline(workspace):
@@ -153,11 +80,26 @@ def _workspace(workspace: Workspace) -> Iterator[Check]:
     yield _unfinished(workspace)
     yield from _tracking(workspace)
     yield from _moved(workspace)
-    for name in build_names(workspace.root):
-        try:
-            resolve(workspace.root, build=name)
-        except SettingsError as error:
-            yield Check(f"build {name}", "error", error.message, error.hint)
+    builds, broken = resolve_all(workspace.root)
+    yield from services(workspace, builds.values())
+    for name, error in broken.items():
+        yield Check(f"build {name}", "error", error.message, error.hint)
+
+
+def _files(workspace: Workspace) -> Check:
+    """The version that wrote the workspace's files; those of a checkout are of the checkout itself."""
+    try:
+        version = written_by(workspace)
+    except PreflightError as error:
+        return Check("workspace files", "warning", error.message, error.hint)
+    if version is not None and version != __version__:
+        return Check(
+            "workspace files",
+            "warning",
+            f"written by dspark {version}, this is {__version__}",
+            "see what would change: dspark init --upgrade",
+        )
+    return Check("workspace files", "ok", f"of dspark {version or __version__}")
 
 
 def _disk(workspace: Workspace) -> Check:
@@ -165,18 +107,19 @@ def _disk(workspace: Workspace) -> Check:
     if problems := preflight.full_disk(workspace):
         return Check("disk", "error", problems[0].what, problems[0].hint)
     if free < LOW_BYTES:
-        return Check("disk", "warning", f"{free / 1024**3:.1f} GiB free", "larger builds will not fit")
+        fix = "what nothing names any more: dspark store gc --dry-run; what a build takes: dspark plan --estimate"
+        return Check("disk", "warning", f"{free / 1024**3:.1f} GiB free: larger builds will not fit", fix)
     return Check("disk", "ok", f"{free / 1024**3:.0f} GiB free")
 
 
 def _dvc_settings(workspace: Workspace) -> Check:
     path = workspace.root / ".dvc" / "config"
     if not path.is_file():
-        return Check("dvc settings", "error", f"{path} is missing", "restore it from git")
+        return Check("dvc settings", "error", f"{path} is missing", "dspark init --upgrade --yes")
     text = path.read_text(encoding="utf-8").replace(" ", "")
     missing = [line for line in ("no_scm=true", "analytics=false") if line not in text]
     if missing:
-        return Check("dvc settings", "warning", f"{path} does not say {', '.join(missing)}", "restore it from git")
+        return Check("dvc settings", "warning", f"{path} does not say {', '.join(missing)}", "dspark init --upgrade")
     return Check("dvc settings", "ok", "telemetry off, independent of git")
 
 
@@ -321,10 +264,3 @@ def _repair(workspace: Workspace) -> list[str]:
         for journal in close_orphans(workspace, spool_of(workspace.root)):
             done.append(f"noted for the tracking server that run {journal.started.run} was killed")
     return done
-
-
-def _version(module: str) -> str | None:
-    try:
-        return metadata.version(module)
-    except metadata.PackageNotFoundError:
-        return None

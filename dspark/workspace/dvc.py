@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import PreflightError, StageError
-from dspark.io.yamlfile import read_yaml
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Listener, Outcome, Status
 from dspark.workspace.process import child_environment
@@ -208,6 +207,8 @@ def changed_stages(workspace: Workspace, *targets: str) -> dict[str, list[str]]:
 
 def stages_that_ran(workspace: Workspace) -> set[str]:
     """Stages that `dvc.lock` knows."""
+    from dspark.io.yamlfile import read_yaml  # `dspark status` needs no parser
+
     path = workspace.root / "dvc.lock"
     lock = read_yaml(path) if path.is_file() else None
     return set(lock.get("stages") or ()) if isinstance(lock, dict) else set()

@@ -6,7 +6,6 @@ Arithmetic and measurement are in `profiling`; here is where their numbers come 
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -45,6 +44,7 @@ from dspark.targets.record import read_record, spread_taps, taps_mistake
 from dspark.targets.shape import TargetShape, differences, shape_of
 from dspark.workspace.fetch import is_current
 from dspark.workspace.layout import Workspace
+from dspark.workspace.memory import usable_memory
 from dspark.workspace.stores import feature_store, store_settings
 
 NOT_ESTIMATED = ("prompts", "profile", "evaluate", "export", "certify", "package")
@@ -336,12 +336,7 @@ def _memory_of(device: str) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info()[1])
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return whole
-    return min(whole, int(limit)) if limit.isdigit() else whole
+    return usable_memory()
 
 
 def _free(folder: Path) -> int:

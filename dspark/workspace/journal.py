@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ class RunJournal:
     def begun(self) -> bool:
         """True once something was changed."""
         return self._folder is not None
+
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """Pass it on."""
+        self._listener.run_started(stages, folder)
 
     def stage_started(self, name: str) -> None:
         """A stage began: from now on the run is one that changed something."""

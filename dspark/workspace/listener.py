@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,6 +28,9 @@ class Outcome:
 class Listener(Protocol):
     """Shows a run as it goes."""
 
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """A run begins to look at these stages, in this order; `folder` gets its logs."""
+
     def stage_started(self, name: str) -> None:
         """A stage began."""
 
@@ -42,6 +46,9 @@ class Listener(Protocol):
 
 class Silent:
     """A listener that shows nothing."""
+
+    def run_started(self, stages: Sequence[str], folder: Path) -> None:
+        """Show nothing."""
 
     def stage_started(self, name: str) -> None:
         """Show nothing."""

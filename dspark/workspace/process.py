@@ -17,8 +17,9 @@ import dspark
 from dspark.errors import Interrupted
 from dspark.io.progress import request_stop, stop_requested
 from dspark.workspace.layout import Workspace
-from dspark.workspace.stage import DEBUG, EVENTS, RUN_ID, RUN_PID
 
+# What a stage is told of the run that started it.
+RUN_ID, RUN_PID, EVENTS, DEBUG = "DSPARK_RUN_ID", "DSPARK_RUN_PID", "DSPARK_EVENTS", "DSPARK_DEBUG"
 Tick = Callable[[], None]
 POLL_SECONDS = 0.1
 _WITHHELD = ("DVC_", "MLFLOW_", "DSPARK_TRACKING_", "AWS_")

@@ -156,6 +156,7 @@ def make(
         try:
             with disk_errors():
                 current = _Run(workspace, request, pipeline, goal, journal or listener, stopper, lock, folder)
+                current.listener.run_started(record.stages, folder)
                 outcomes = current.make()
                 receipt = None
                 if publisher is not None and journal is not None:

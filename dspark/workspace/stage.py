@@ -34,12 +34,11 @@ from dspark.io.progress import EventProgress, Progress, install_stop_signals, re
 from dspark.workspace import finished
 from dspark.workspace.inputs import StageInputs, read_entry, read_inputs
 from dspark.workspace.layout import Workspace, find_workspace
+from dspark.workspace.process import DEBUG, EVENTS, RUN_ID, RUN_PID
 from dspark.workspace.results import StageResult, log_path, result_path
 from dspark.workspace.stores import feature_store, store_settings
 
 Main = Callable[[Any, "StagePaths", Progress], None]
-
-RUN_ID, RUN_PID, EVENTS, DEBUG = "DSPARK_RUN_ID", "DSPARK_RUN_PID", "DSPARK_EVENTS", "DSPARK_DEBUG"
 
 
 @dataclass(frozen=True)

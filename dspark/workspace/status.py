@@ -11,7 +11,7 @@ from dspark.io.jsonfile import model_json
 from dspark.workspace.dvc import Tail, Watcher
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Outcome, Silent
-from dspark.workspace.results import RunRecord, latest_run, log_path, read_record
+from dspark.workspace.results import RunRecord, latest_run, read_record
 
 State = Literal["running", "done", "failed", "interrupted", "killed"]
 
@@ -78,9 +78,3 @@ def status(workspace: Workspace) -> Standing:
 def _last_progress(folder: Path, stage: str) -> dict[str, Any] | None:
     mine = [row for row in Tail(folder / "events.jsonl", whole=True).rows() if row.get("stage") == stage]
     return mine[-1] if mine else None
-
-
-def log_of(standing: Standing, stage: str) -> Path:
-    """Where what a stage of the run printed lies."""
-    name, _, key = stage.partition("@")
-    return log_path(standing.folder, name, key)

@@ -160,3 +160,38 @@ def test_whoever_reads_may_go_away_and_a_disk_may_be_full(tmp_path: Path) -> Non
         for stream in (full, broken):  # what they could not take is not tried again when they are closed
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     assert kept.getvalue().splitlines() == ["train@b ...", "a word", "train@b: ran in 12 s"]
+
+
+@pytest.mark.parametrize("kind", [Lines, Bar])
+def test_a_run_says_which_stage_of_how_many_and_where_its_logs_are(kind: type[Lines | Bar], tmp_path: Path) -> None:
+    """Nothing at all where nothing is done; what is no stage of the run (the target) has no number."""
+    out = io.StringIO()
+    listener = kind(out)
+    listener.run_started(["prompts@b", "train@b", "package@b"], tmp_path / "run")
+    assert out.getvalue() == ""
+    listener.stage_started("target@b")
+    listener.stage_ended(Outcome("target@b", "ran", 1.0))
+    listener.stage_ended(Outcome("prompts@b", "up to date"))
+    listener.stage_started("train@b")
+    if isinstance(listener, Bar):
+        assert listener._progress.tasks[-1].description == "[2/3] train@b"
+    else:
+        assert out.getvalue().splitlines()[1:] == ["target@b ...", "target@b: ran in 1.0 s", "[2/3] train@b ..."]
+    assert out.getvalue().count("dspark logs STAGE") == 1
+    listener.stage_ended(Outcome("train@b", "failed", 1.0))
+    listener.stage_started("train@b")  # again, with features that were missing
+    listener.stage_ended(Outcome("train@b", "ran", 1.0))
+    listener.stage_started("package@b")
+    if isinstance(listener, Lines):
+        assert out.getvalue().splitlines()[-3:] == ["[2/3] train@b ...", "train@b: ran in 1.0 s", "[3/3] package@b ..."]
+
+
+def test_programs_are_told_the_stages_of_a_run(tmp_path: Path) -> None:
+    out = io.StringIO()
+    Several([Events(out)]).run_started(["train@b"], tmp_path)
+    row = json.loads(out.getvalue())
+    assert (row["event"], row["stages"], row["folder"]) == ("run_started", ["train@b"], str(tmp_path))
+
+
+def test_training_shows_its_estimate_of_tau() -> None:
+    assert sentence(ROW | {"dev_anchor_tau": 1.5}).endswith("left, loss 1.235, dev anchor tau 1.5")
