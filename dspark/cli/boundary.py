@@ -31,7 +31,10 @@ def run_command(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        return _report(error.format_message(), "", USAGE, as_json)
+        message = error.format_message()
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"see {context.command_path} --help" if context is not None and "\n" not in message else ""
+        return _report(message, hint, USAGE, as_json)
     except DsparkError as error:
         if debug:
             _traceback()

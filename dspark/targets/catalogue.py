@@ -48,7 +48,8 @@ def add_target(folder: Path, name: str, model: Path) -> Path:
     if not NAME.match(name):
         raise SettingsError(f"{name!r} cannot be a name", "use lower-case letters, digits, dots and hyphens")
     if path.exists():
-        raise SettingsError(f"{path}: target {name!r} exists", "choose another name or edit the file")
+        hint = "choose another name (dspark targets add NAME PATH), or edit that file"
+        raise SettingsError(f"{path}: target {name!r} exists", hint)
     model = model.expanduser().resolve()
     config = check_folder(model)
     lines = [

@@ -24,6 +24,7 @@ TOKENIZER = (
 TEMPLATE = ("chat_template.jinja", "chat_template.json")
 # What a complete download holds, in the hub's pattern language.
 PATTERNS = (*CONFIGS, *TOKENIZER, *TEMPLATE, SINGLE, INDEX, "model-*.safetensors")
+_LAYOUT = "give a model folder in the transformers layout: dspark targets add NAME PATH"
 
 
 def missing(folder: Path) -> list[str]:
@@ -57,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PreflightError(f"{path}: file not found", "give a model folder in the transformers layout") from None
+        raise PreflightError(f"{path}: file not found", _LAYOUT) from None
     except (OSError, ValueError) as reason:
         raise PreflightError(f"{path}: not valid JSON: {reason}") from None
     if not isinstance(value, dict):
@@ -74,7 +75,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
         PreflightError: not a folder, files missing or cut off, only pickled weights, or an unsupported architecture.
     """
     if not folder.is_dir():
-        raise PreflightError(f"{folder} is not a folder", "give a model folder in the transformers layout")
+        raise PreflightError(f"{folder} is not a folder", _LAYOUT)
     config = read_config(folder)
     reason = unsupported(config)
     if reason:

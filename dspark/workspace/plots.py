@@ -27,9 +27,9 @@ def plot_build(workspace: Workspace, resolved: ResolvedBuild, out: Path | None =
     """
     drawn = draw_build(workspace, resolved)
     if not drawn.figures:
-        lines = [f"build {resolved.name!r} has nothing to draw yet"]
-        lines += [f"  {name}: {reason}" for name, reason in drawn.absent.items()]
-        raise PreflightError("\n".join(lines), f"dspark run --build {resolved.name}")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in drawn.absent.items())
+        what = f"build {resolved.name!r} has nothing to draw yet\n  {reasons}"
+        raise PreflightError(what, f"dspark run --build {resolved.name}")
     folder = (out or workspace.build(resolved.name) / FOLDER).absolute()
     index = write_plots(drawn, folder)
     if folder.is_relative_to(workspace.root):

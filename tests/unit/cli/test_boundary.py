@@ -15,6 +15,9 @@ import pytest
 from dspark import errors
 from dspark.cli import boundary, root
 from dspark.cli.boundary import run_command
+from dspark.config.stages import STAGES
+from dspark.io.jsonfile import write_model
+from dspark.workspace.results import RunRecord, StageResult, result_path, write_record
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 HEAVY = {"torch", "transformers", "accelerate", "mlflow", "dvc", "onnx", "onnxruntime", "numpy", "rich"}
@@ -49,6 +52,29 @@ def test_help_answers_within_the_bar() -> None:
         subprocess.run([sys.executable, "-m", "dspark", "--help"], capture_output=True, check=True)
         seconds.append(time.monotonic() - start)
     assert min(seconds) <= 0.25
+
+
+def test_status_answers_within_the_bar(tmp_path: Path) -> None:
+    """0.8 s, of a whole run whose every stage has ended; the best of five."""
+    for name in ("dvc.yaml", "pipeline", "stages"):
+        (tmp_path / name).mkdir()
+    run = tmp_path / ".dspark/runs/1"
+    run.mkdir(parents=True)
+    stages = [f"{stage.name}@b" for stage in STAGES]
+    write_record(run, RunRecord(id="1", build="b", pid=1, started=1.0, finished=2.0, state="done", stages=stages))
+    for stage in STAGES:
+        write_model(
+            result_path(run, stage.name, "b"), StageResult(stage=stage.name, key="b", status="ran", seconds=1.0)
+        )
+    (run / "dvc.log").write_text("".join(f"Running stage '{name}':\n" for name in stages))
+    seconds = []
+    for _ in range(5):
+        start = time.monotonic()
+        command = [sys.executable, "-m", "dspark", "-C", str(tmp_path), "status"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds.append(time.monotonic() - start)
+        assert done.stdout.count("  ran  ") == len(stages)
+    assert min(seconds) <= 0.8
 
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,260 @@
+"""What newcomers get wrong: each ends in its documented exit code, within six lines, with the next command in them.
+
+The catalogue is docs/reference/errors.md; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.boundary import run_command
+from dspark.io import progress
+from dspark.registry import reach
+from dspark.workspace.layout import Workspace
+from dspark.workspace.lock import run_lock
+from dspark.workspace.scaffold import scaffold
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+LIMIT = 6  # lines
+
+Prepare = Callable[[Path, pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One of them.
+
+    Attributes:
+        command: what is typed, in a new workspace.
+        code: how it ends.
+        says: part of the first line.
+        next: part of what is to be done.
+        prepare: what was done wrong before.
+    """
+
+    command: str
+    code: int
+    says: str
+    next: str
+    prepare: Prepare = lambda root, patch: None
+
+
+def edited(path: str, old: str, new: str) -> Prepare:
+    def edit(root: Path, patch: pytest.MonkeyPatch) -> None:
+        text = (root / path).read_text()
+        assert old in text
+        (root / path).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+def removed(path: str) -> Prepare:
+    return lambda root, patch: (root / path).unlink()
+
+
+def variable(name: str, value: str) -> Prepare:
+    return lambda root, patch: patch.setenv(name, value)
+
+
+def elsewhere(root: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(root.parent)
+
+
+def own_project(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root.parent / "mine").mkdir()
+    (root.parent / "mine/dvc.yaml").write_text("stages: {mine: {cmd: 'true'}}\n")
+    patch.chdir(root.parent / "mine")
+
+
+def inside(root: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(root / "pipeline")
+
+
+def without(*modules: str) -> Prepare:
+    """An installation that lacks these."""
+
+    def prepare(root: Path, patch: pytest.MonkeyPatch) -> None:
+        import importlib.util
+
+        real = importlib.util.find_spec
+        patch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in modules else real(name, *rest))
+
+    return prepare
+
+
+def little_room(root: Path, patch: pytest.MonkeyPatch) -> None:
+    real = shutil.disk_usage
+    patch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=1024**2))
+
+
+def impatient(root: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reach.require_server, "__defaults__", (0.1, None))
+
+
+def checkpoint(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "drafter").mkdir()
+    (root / "drafter/config.json").write_text("{}")
+
+
+def closed_port() -> str:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+BUILD = "pipeline/builds/tiny.yaml"
+AWAY = closed_port()
+MISTAKES: dict[str, Mistake] = {
+    "no workspace": Mistake("run --target tiny", 3, "is not inside a workspace", "dspark init DIR", elsewhere),
+    "a project of one's own in the way": Mistake(
+        "init", 3, "in the way of a workspace: dvc.yaml", "dspark init", own_project
+    ),
+    "a workspace within a workspace": Mistake("init more", 3, "lies inside the workspace", "dspark init DIR", inside),
+    "misspelt verb": Mistake("rnu --target tiny", 2, "dspark has no verb 'rnu'", "did you mean 'run'?"),
+    "misspelt subverb": Mistake("targets lst", 2, "dspark targets has no verb 'lst'", "did you mean 'list'?"),
+    "misspelt option": Mistake("run --traget tiny", 2, "No such option", "dspark run --help"),
+    "forgotten argument": Mistake("package verify", 2, "Missing argument", "dspark package verify --help"),
+    "no name": Mistake("run", 2, "which build?", "dspark targets list"),
+    "misspelt target": Mistake("run --target tinny", 2, "target 'tinny' does not exist", "did you mean 'tiny'?"),
+    "misspelt build": Mistake("run --build tinny", 2, "build 'tinny' does not exist", "did you mean 'tiny'?"),
+    "a build of another target": Mistake(
+        "run --target tiny --build smollm2-135m", 2, "is for target 'smollm2-135m', not 'tiny'", "dspark run --build"
+    ),
+    "misspelt setting": Mistake(
+        "plan --target tiny --set training.stpes=5", 2, "--set training.stpes=5", "did you mean 'steps'?"
+    ),
+    "a setting without its section": Mistake(
+        "plan --target tiny --set steps=5", 2, "unknown section 'steps'", "sections:"
+    ),
+    "a setting without a value": Mistake(
+        "plan --target tiny --set training.steps", 2, "expected section.key=value", "--set training.steps=500"
+    ),
+    "text for a number": Mistake(
+        "plan --target tiny --set training.steps=many", 2, "must be a whole number, not 'many'", "dspark config show"
+    ),
+    "a number out of range": Mistake(
+        "plan --target tiny --set training.steps=-3", 2, "training.steps: must be", "dspark config show"
+    ),
+    "misspelt variable": Mistake(
+        "plan --target tiny", 2, "DSPARK_DRAFTER__GAMA", "did you mean 'gamma'?", variable("DSPARK_DRAFTER__GAMA", "3")
+    ),
+    "misspelt key of a build": Mistake(
+        "plan --target tiny", 2, f"{BUILD}:19", "did you mean 'steps'?", edited(BUILD, "  steps: 30", "  stepz: 30")
+    ),
+    "a build that is no YAML": Mistake(
+        "plan --target tiny", 2, "not valid YAML", BUILD, edited(BUILD, "training:", "training: [")
+    ),
+    "a recipe that is not there": Mistake(
+        "plan --target tiny",
+        2,
+        "recipe 'dspark-rn' does not exist",
+        "did you mean 'dspark-rnn'?",
+        edited(BUILD, "target: tiny\n", "target: tiny\nrecipe: dspark-rn\n"),
+    ),
+    "a domain that is not there": Mistake(
+        "plan --target tiny",
+        2,
+        "domain 'maths' does not exist",
+        "did you mean 'math'?",
+        edited("params.yaml", "[math, code, chat]", "[maths, code, chat]"),
+    ),
+    "prompts that are not there": Mistake(
+        "run --target tiny", 3, "chat.jsonl", "pipeline/domains", removed("pipeline/domains/chat.jsonl")
+    ),
+    "a model of the hub without network": Mistake(
+        "run --target qwen3-8b", 3, "qwen3-8b", "dspark targets add", variable("HF_HUB_OFFLINE", "1")
+    ),
+    "a model folder that is not there": Mistake("targets add mine nowhere", 3, "nowhere", "dspark targets add"),
+    "a name that is taken": Mistake("targets add tiny .", 2, "target 'tiny' exists", "dspark targets add NAME PATH"),
+    "no extra": Mistake(
+        "run --target tiny", 3, "not installed: torch", "pip install 'dspark[pipeline,cpu]", without("torch")
+    ),
+    "no GPU": Mistake("run --target tiny", 3, "sees no GPU", "dspark doctor", variable("DSPARK_DEVICE", "cuda")),
+    "a full disk": Mistake("run --target tiny", 3, "1 MiB free on the disk", "free some space", little_room),
+    "a dvc.yaml that is no YAML": Mistake(
+        "run --target tiny", 3, "dvc.yaml is not YAML", "git checkout", edited("dvc.yaml", "stages:", "stages: [")
+    ),
+    "two documents on stdout": Mistake(
+        "run --target tiny --json --events -", 2, "both print to stdout", "--events a file"
+    ),
+    "events into nowhere": Mistake(
+        "run --target tiny --events no/such/file", 2, "--events no/such/file: cannot be written", "--events FILE"
+    ),
+    "status before any run": Mistake("status", 3, "nothing was run here yet", "dspark run --target"),
+    "logs before any run": Mistake("logs train", 3, "nothing was run here yet", "dspark run --target"),
+    "plots before any run": Mistake("plots tiny", 3, "nothing to draw yet", "dspark run"),
+    "a package that is not there": Mistake(
+        "package verify nowhere", 7, "nowhere does not exist", "builds/NAME/package"
+    ),
+    "a folder that is no package": Mistake("package show pipeline", 7, "it is not a package", "dspark run"),
+    "a stage of promotion that is not there": Mistake("promote tiny --to prod", 2, "'prod'", "dspark promote --help"),
+    "a tracking server that is away": Mistake(
+        f"promote tiny --to staging --tracking-uri {AWAY}", 8, "does not answer", "see that it is up", impatient
+    ),
+    "a tracking address that cannot work": Mistake(
+        "run --target tiny --tracking-uri mlflow.db", 2, "mlflow.db", "sqlite:////folder/mlflow.db"
+    ),
+    "an engine that is away": Mistake(
+        f"certify --drafter drafter --url {AWAY} --target tiny", 8, f"answers at {AWAY}", "start", checkpoint
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("newcomer") / "ws"
+    scaffold(root)
+    return root
+
+
+@pytest.fixture
+def root(untouched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new workspace, the current folder."""
+    root = tmp_path / "ws"
+    shutil.copytree(untouched, root)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "no cache"))
+    monkeypatch.setattr(progress, "_stop", type(progress._stop)())
+    return root
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_mistake_ends_in_its_code_and_the_next_command(
+    name: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistake = MISTAKES[name]
+    mistake.prepare(root, monkeypatch)
+    code = run_command(mistake.command.split())
+    told = capsys.readouterr().err
+    lines = told.splitlines()
+    assert code == mistake.code, told
+    assert mistake.says in lines[0] and lines[0].startswith("Error: "), told
+    assert mistake.next in told, told
+    assert len(lines) <= LIMIT, told
+    assert "Traceback" not in told and "fault in dspark" not in told
+    assert not (root / "builds").exists()
+
+
+def test_a_second_run_at_the_same_time(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with run_lock(Workspace(root), "dspark run of build 'tiny'", print):
+        assert run_command(["plan", "--target", "tiny"]) == 3
+    told = capsys.readouterr().err
+    assert "this workspace is in use: dspark run of build 'tiny'" in told and "dspark status" in told
+    assert len(told.splitlines()) <= LIMIT
+
+
+def test_the_catalogue_in_the_docs_is_this_one() -> None:
+    """Exit code and name of each, as docs/reference/errors.md lists them."""
+    text = (CHECKOUT / "docs/reference/errors.md").read_text()
+    listed = dict(re.findall(r"^\| ([^|]+) \| `[^|]*` \| (\d) \|", text, re.MULTILINE))
+    assert listed == {name: str(mistake.code) for name, mistake in MISTAKES.items()} | {
+        "a second run at the same time": "3"
+    }
+    assert len(listed) >= 30
