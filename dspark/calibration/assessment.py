@@ -13,6 +13,8 @@ from dspark.scheduling.survival import check_temperatures
 
 Floats = NDArray[np.float64]
 
+_NOTHING = "no block reached a position whose outcome is known"
+
 
 class PositionAssessment(BaseModel):
     """Calibration of the survival up to one draft position, with T = 1 (before) and with the temperatures (after)."""
@@ -61,70 +63,90 @@ def assess(records: Records, temperatures: ArrayLike, *, bins: int = 15, seed: i
     Raises:
         CalibrationError: temperatures that are not one positive number per position.
     """
-    scales = check_temperatures(temperatures, records.gamma)
-    fixed = {
-        "temperatures": tuple(scales.tolist()),
-        "bins": bins,
-        "rows": len(records),
-        "conversations": records.conversations,
-    }
-    if not records.known.any():
-        nothing = {"samples": "no block reached a position whose outcome is known"}
-        positions = tuple(
-            PositionAssessment(position=k + 1, samples=0, accepted=0, absent=nothing) for k in range(records.gamma)
-        )
-        return Assessment(**fixed, positions=positions, absent=nothing)
-    resampling = Resampling.of(records, seed=seed)
-    before, after = records.survival(np.ones(records.gamma)), records.survival(scales)
-    rows = [_position(records, k, before[:, k], after[:, k], resampling, bins) for k in range(records.gamma)]
-    errors = [pair for _, pair in rows if pair is not None]
-    mean_before, mean_after = mean_of([pair[0] for pair in errors]), mean_of([pair[1] for pair in errors])
-    return Assessment(
-        **fixed,
-        positions=tuple(position for position, _ in rows),
-        mean_ece_before=mean_before.measured(low=0),
-        mean_ece_after=mean_after.measured(low=0),
-        mean_ece_change=(mean_after - mean_before).measured(),
-    )
+    return Assessor(records, Resampling.of(records, seed=seed), bins).assess(temperatures)
 
 
-def _position(
-    records: Records, k: int, before: Floats, after: Floats, resampling: Resampling, bins: int
-) -> tuple[PositionAssessment, tuple[Estimate, Estimate] | None]:
-    known = records.known[:, k]
-    outcomes = records.survived[known, k]
-    if outcomes.size == 0:
-        absent = {"samples": "no block reached a position whose outcome is known"}
-        return PositionAssessment(position=k + 1, samples=0, accepted=0, absent=absent), None
-    values: dict[str, Measured] = {}
-    errors: list[Estimate] = []
-    absent = {}
-    for when, survival in (("before", before[known]), ("after", after[known])):
-        errors.append(resampling.ece(survival, outcomes, known, bins, "width"))
-        values[f"ece_{when}"] = errors[-1].measured(low=0)
-        values[f"ece_equal_mass_{when}"] = resampling.ece(survival, outcomes, known, bins, "mass").measured(low=0)
-        values[f"brier_{when}"] = resampling.mean((survival - outcomes) ** 2, known).measured(low=0)
-        area = resampling.auroc(survival, outcomes, known)
-        if area is None:
-            absent["auroc"] = f"{'every' if outcomes.all() else 'no'} prefix was accepted"
+class Assessor:
+    """Records on which temperatures are compared: what one asks of several is worked out once.
+
+    Args:
+        records: fresh ones.
+        resampling: of their conversations.
+        bins: of ECE.
+    """
+
+    def __init__(self, records: Records, resampling: Resampling, bins: int) -> None:
+        self.records, self.resampling, self.bins = records, resampling, bins
+        self._cases = {
+            int(k): resampling.cases(records.known[:, k], records.survived[records.known[:, k], k])
+            for k in np.flatnonzero(records.known.any(axis=0))
+        }
+        self._errors: dict[bytes, dict[int, Estimate]] = {}
+
+    def mean_ece(self, temperatures: ArrayLike) -> Estimate:
+        """ECE of the survival, unweighted mean over the positions that have samples; there must be one."""
+        return mean_of(list(self._ece(temperatures).values()))
+
+    def assess(self, temperatures: ArrayLike) -> Assessment:
+        """See `assess`."""
+        scales = check_temperatures(temperatures, self.records.gamma)
+        ones = np.ones(self.records.gamma)
+        absent, means = {}, {}
+        if self._cases:
+            before, after = self.mean_ece(ones), self.mean_ece(scales)
+            means = {
+                "mean_ece_before": before.measured(low=0),
+                "mean_ece_after": after.measured(low=0),
+                "mean_ece_change": (after - before).measured(),
+            }
         else:
-            values[f"auroc_{when}"] = area.measured(low=0)
-    position = PositionAssessment(
-        position=k + 1,
-        samples=outcomes.size,
-        accepted=int(outcomes.sum()),
-        ece_change=(errors[1] - errors[0]).measured(),
-        absent=absent,
-        **values,
-    )
-    return position, (errors[0], errors[1])
+            absent = {"samples": _NOTHING}
+        return Assessment(
+            temperatures=tuple(scales.tolist()),
+            bins=self.bins,
+            rows=len(self.records),
+            conversations=self.records.conversations,
+            positions=tuple(self._position(k, ones, scales) for k in range(self.records.gamma)),
+            absent=absent,
+            **means,
+        )
 
+    def _position(self, k: int, before: Floats, after: Floats) -> PositionAssessment:
+        cases = self._cases.get(k)
+        if cases is None:
+            return PositionAssessment(position=k + 1, samples=0, accepted=0, absent={"samples": _NOTHING})
+        errors = [self._ece(temperatures)[k] for temperatures in (before, after)]
+        values = {"ece_change": (errors[1] - errors[0]).measured()}
+        absent = {}
+        for when, temperatures, error in zip(("before", "after"), (before, after), errors, strict=True):
+            survival = self._survival(k, temperatures)
+            ranked = cases.ranked(survival)
+            values[f"ece_{when}"] = error.measured(low=0)
+            values[f"ece_equal_mass_{when}"] = ranked.ece_equal_mass(self.bins).measured(low=0)
+            values[f"brier_{when}"] = cases.mean((survival - cases.outcomes) ** 2).measured(low=0)
+            area = ranked.auroc()
+            if area is None:
+                absent["auroc"] = f"{'every' if cases.outcomes.all() else 'no'} prefix was accepted"
+            else:
+                values[f"auroc_{when}"] = area.measured(low=0)
+        return PositionAssessment(
+            position=k + 1,
+            samples=cases.outcomes.size,
+            accepted=int(cases.outcomes.sum()),
+            absent=absent,
+            **values,
+        )
 
-def mean_ece(records: Records, temperatures: ArrayLike, resampling: Resampling, bins: int) -> Estimate:
-    """ECE of the survival, unweighted mean over the positions that have samples; there must be one."""
-    survival = records.survival(temperatures)
-    errors = []
-    for k in np.flatnonzero(records.known.any(axis=0)):
-        known = records.known[:, k]
-        errors.append(resampling.ece(survival[known, k], records.survived[known, k], known, bins, "width"))
-    return mean_of(errors)
+    def _ece(self, temperatures: ArrayLike) -> dict[int, Estimate]:
+        """Of each position that has samples."""
+        key = check_temperatures(temperatures, self.records.gamma).tobytes()
+        if key not in self._errors:
+            self._errors[key] = {
+                k: cases.ece(self._survival(k, temperatures), self.bins) for k, cases in self._cases.items()
+            }
+        return self._errors[key]
+
+    def _survival(self, k: int, temperatures: ArrayLike) -> Floats:
+        """At the cases of a position."""
+        survival: Floats = self.records.survival(temperatures)[self.records.known[:, k], k]
+        return survival

@@ -60,8 +60,8 @@ class Half:
     def stated(self, k: int) -> Floats:
         """The logit of what happened at the rows that reached position k: z if it was accepted, else -z."""
         reached = self.records.reached[:, k]
-        z = self.records.z[reached, k]
-        stated: Floats = np.where(self.records.survived[reached, k], z, -z)
+        stated: Floats = self.records.z[reached, k]
+        np.negative(stated, out=stated, where=~self.records.survived[reached, k])
         return stated
 
     def log_losses_of_grid(self, k: int, grid: Floats) -> Floats:
@@ -72,15 +72,12 @@ class Half:
     def log_loss_change(self, k: int, temperature: float) -> tuple[Floats, Floats]:
         """Sum of log-loss at T less that at 1, and number of rows, per group of conversations."""
         reached, stated = self.records.reached[:, k], self.stated(k)
-        change = log_losses(stated, temperature) - log_losses(stated, 1.0)
-        return self.resampling.sums(change, reached), self.resampling.sizes(reached)
+        cases = self.resampling.cases(reached, self.records.survived[reached, k])
+        return cases.sums(log_losses(stated, temperature) - log_losses(stated, 1.0)), cases.sizes
 
     def ece_change(self, k: int, temperature: float, bins: int) -> Estimate:
         """ECE of a_k at T less that at 1."""
         known = self.records.known[:, k]
-        before, z, survived = self.before[known], self.records.z[known, k], self.records.survived[known, k]
-        after, at_one = (
-            self.resampling.ece(before * confidences(z, value), survived, known, bins, "width")
-            for value in (temperature, 1.0)
-        )
-        return after - at_one
+        before, z = self.before[known], self.records.z[known, k]
+        cases = self.resampling.cases(known, self.records.survived[known, k])
+        return cases.ece(before * confidences(z, temperature), bins) - cases.ece(before * confidences(z, 1.0), bins)

@@ -148,9 +148,9 @@ class Records:
         names, index = self._conversations
         chosen = index[rows]
         part = Records(
-            logits=self.z[rows],
-            accepted=self.survived[rows],
-            valid=self.known[rows],
+            logits=self.z.T[:, rows].T,  # column by column, as they lie in memory
+            accepted=self.survived.T[:, rows].T,
+            valid=self.known.T[:, rows].T,
             conversation=names[chosen],
             temperature=self.temperature,
             label=self.label,

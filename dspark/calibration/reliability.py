@@ -25,8 +25,15 @@ def bin_index(probabilities: Floats, bins: int, binning: Binning = "width") -> I
     """
     if binning == "width":
         return np.minimum((probabilities * bins).astype(np.intp), bins - 1)
-    inner = np.quantile(probabilities, np.arange(1, bins) / bins)
-    return np.searchsorted(inner, probabilities, side="right").astype(np.intp)
+    return np.searchsorted(mass_edges(np.sort(probabilities), bins), probabilities, side="right").astype(np.intp)
+
+
+def mass_edges(rising: Floats, bins: int) -> Floats:
+    """What parts sorted values into as many of about the same number, [bins - 1]: their quantiles, interpolated."""
+    places = np.arange(1, bins) * ((rising.size - 1) / bins)
+    below = places.astype(np.intp)
+    edges: Floats = rising[below] + (places - below) * (rising[np.minimum(below + 1, rising.size - 1)] - rising[below])
+    return edges
 
 
 def bin_gaps(
@@ -36,7 +43,14 @@ def bin_gaps(
 
     Sums over any multiset of groups give the ECE of that multiset, which makes resampling whole conversations cheap.
     """
-    cells = groups * bins + bin_index(probabilities, bins, binning)
+    return cell_gaps(probabilities, outcomes, bin_index(probabilities, bins, binning), bins, groups, count)
+
+
+def cell_gaps(
+    probabilities: Floats, outcomes: ArrayLike, index: Integers, bins: int, groups: Integers, count: int
+) -> Floats:
+    """As `bin_gaps`, with the bin of each row given, [n]."""
+    cells = groups * bins + index
     gaps = probabilities - np.asarray(outcomes, dtype=np.float64)
     return np.bincount(cells, weights=gaps, minlength=count * bins).astype(np.float64).reshape(count, bins)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.calibration.records import Records
-from dspark.calibration.reliability import Binning, bin_gaps, sorted_auroc
+from dspark.calibration.reliability import bin_index, cell_gaps, mass_edges, sorted_auroc
 from dspark.measured import Measured
 
 Floats = NDArray[np.float64]
@@ -90,47 +90,91 @@ class Resampling:
             draws = (self.weights @ sums) / (self.weights @ sizes)
         return Estimate(float(sums.sum() / sizes.sum()), draws, self.conversations)
 
-    def sums(self, values: Floats, rows: Flags) -> Floats:
-        """Sum of values over the chosen rows, per group. values: of those rows; rows: [n]."""
-        return np.bincount(self.groups[rows], weights=values, minlength=self.count).astype(np.float64)
+    def cases(self, rows: Flags, outcomes: Flags) -> Cases:
+        """The rows that are scored, a mask [n] with at least one, and what happened at them, [cases]."""
+        groups = self.groups if rows.all() else self.groups[rows]
+        return Cases(self, groups, np.bincount(groups, minlength=self.count).astype(np.float64), outcomes)
 
-    def sizes(self, rows: Flags) -> Floats:
-        """How many of the chosen rows there are per group."""
-        return np.bincount(self.groups[rows], minlength=self.count).astype(np.float64)
 
-    def mean(self, values: Floats, rows: Flags) -> Estimate:
-        """Mean of `values`, which belong to the chosen rows; at least one."""
-        return self.ratio(self.sums(values, rows), self.sizes(rows))
+@dataclass(frozen=True)
+class Cases:
+    """What probabilities are scored against, by group of conversations.
 
-    def ece(self, probabilities: Floats, outcomes: Flags, rows: Flags, bins: int, binning: Binning) -> Estimate:
-        """Expected calibration error over the chosen rows, at least one; bin edges stay those of all rows."""
-        groups = self.groups[rows]
-        gaps = bin_gaps(probabilities, outcomes, bins, groups, self.count, binning)
-        sizes = np.bincount(groups, minlength=self.count)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            draws = np.abs(self.weights @ gaps).sum(axis=1) / (self.weights @ sizes)
-        return Estimate(float(np.abs(gaps.sum(axis=0)).sum() / sizes.sum()), draws, self.conversations)
+    Attributes:
+        groups: of each case, [cases].
+        sizes: how many cases each group has, [groups].
+        outcomes: what happened, [cases].
+    """
 
-    def auroc(self, scores: Floats, outcomes: Flags, rows: Flags) -> Estimate | None:
-        """AUROC over the chosen rows; None if only one outcome occurred. Draws see scores at 256 levels."""
+    resampling: Resampling
+    groups: Integers
+    sizes: Floats
+    outcomes: Flags
+
+    def sums(self, values: Floats) -> Floats:
+        """Sum of the values of the cases, per group."""
+        return np.bincount(self.groups, weights=values, minlength=self.resampling.count).astype(np.float64)
+
+    def mean(self, values: Floats) -> Estimate:
+        """Mean of the values of the cases."""
+        return self.resampling.ratio(self.sums(values), self.sizes)
+
+    def ece(self, probabilities: Floats, bins: int) -> Estimate:
+        """Expected calibration error with bins of equal width."""
+        return self._ece(probabilities, bin_index(probabilities, bins), bins)
+
+    def ranked(self, scores: Floats) -> Ranked:
+        """The cases by rising score, sorted once for all that asks for the order."""
         order = np.argsort(scores)
-        ranked, happened = scores[order], outcomes[order]
-        value = sorted_auroc(ranked, happened)
+        return Ranked(scores[order], Cases(self.resampling, self.groups[order], self.sizes, self.outcomes[order]))
+
+    def _ece(self, probabilities: Floats, index: Integers, bins: int) -> Estimate:
+        gaps = cell_gaps(probabilities, self.outcomes, index, bins, self.groups, self.resampling.count)
+        weights = self.resampling.weights
+        with np.errstate(invalid="ignore", divide="ignore"):
+            draws = np.abs(weights @ gaps).sum(axis=1) / (weights @ self.sizes)
+        value = float(np.abs(gaps.sum(axis=0)).sum() / self.sizes.sum())
+        return Estimate(value, draws, self.resampling.conversations)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Cases by rising score.
+
+    Attributes:
+        scores: [cases], rising.
+        cases: in the same order.
+    """
+
+    scores: Floats
+    cases: Cases
+
+    def ece_equal_mass(self, bins: int) -> Estimate:
+        """Expected calibration error with bins that hold about as many cases each; they stay those of all cases."""
+        edges = np.searchsorted(self.scores, mass_edges(self.scores, bins))
+        index = np.repeat(np.arange(bins), np.diff(edges, prepend=0, append=self.scores.size))
+        return self.cases._ece(self.scores, index, bins)
+
+    def auroc(self) -> Estimate | None:
+        """AUROC; None if only one outcome occurred. Draws see scores at 256 levels."""
+        groups, happened, resampling = self.cases.groups, self.cases.outcomes, self.cases.resampling
+        value = sorted_auroc(self.scores, happened)
         if value is None:
             return None
-        levels = _levels(ranked)
+        levels = _levels(self.scores)
         width = int(levels[-1]) + 1
-        cells = self.groups[rows][order] * width + levels
-        shape = (self.count, width)
-        everyone = np.bincount(cells, minlength=self.count * width).reshape(shape).astype(np.float64)
-        accepted = np.bincount(cells[happened], minlength=self.count * width).reshape(shape).astype(np.float64)
+        cells = groups * width + levels
+        shape = (resampling.count, width)
+        everyone = np.bincount(cells, minlength=resampling.count * width).reshape(shape).astype(np.float64)
+        accepted = np.bincount(cells[happened], minlength=resampling.count * width).reshape(shape).astype(np.float64)
         rejected = everyone - accepted
         # wins[g, h]: pairs in which an accepted case of group g scores above a rejected one of group h.
         wins = accepted @ (np.cumsum(rejected, axis=1) - rejected / 2).T
-        pairs = (self.weights @ accepted.sum(axis=1)) * (self.weights @ rejected.sum(axis=1))
+        weights = resampling.weights
+        pairs = (weights @ accepted.sum(axis=1)) * (weights @ rejected.sum(axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
-            draws = ((self.weights @ wins) * self.weights).sum(axis=1) / pairs
-        return Estimate(value, draws, self.conversations)
+            draws = ((weights @ wins) * weights).sum(axis=1) / pairs
+        return Estimate(value, draws, resampling.conversations)
 
 
 def _levels(ranked: Floats) -> Integers:

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dspark.calibration.assessment import assess, mean_ece
+from dspark.calibration.assessment import Assessor
 from dspark.calibration.half import Half
 from dspark.calibration.joint import descend
 from dspark.calibration.records import Records
@@ -103,8 +103,9 @@ def fit_temperatures(
         fit.append(k, position.temperature)
         held_out.append(k, position.temperature)
         progress.advance()
-    method, choices, positions, dropped = _choose(positions, fit_records, held_out, settings)
-    assessment = assess(held_out_records, _temperatures(positions), bins=settings.bins, seed=settings.seed)
+    assessor = Assessor(held_out_records, held_out.resampling, settings.bins)
+    method, choices, positions, dropped = _choose(positions, fit_records, assessor)
+    assessment = assessor.assess(_temperatures(positions))
     refitted = _refit(records, method, positions, settings)
     calibration = Calibration(
         key=records.key,
@@ -205,7 +206,7 @@ def _judge(half: Half, k: int, candidate: float, position: PositionFit, bins: in
 
 
 def _choose(
-    positions: list[PositionFit], fit: Records, held_out: Half, settings: CalibrationSettings
+    positions: list[PositionFit], fit: Records, held_out: Assessor
 ) -> tuple[Method, tuple[Choice, ...], list[PositionFit], list[str]]:
     """The way of fitting that held-out conversations speak for, all that were weighed, and the positions by it."""
     free = np.array([position.candidate is not None for position in positions])
@@ -215,12 +216,9 @@ def _choose(
     fitted: dict[Method, Floats] = {
         "identity": np.ones(free.size),
         "sts": found,
-        "joint": descend(fit, found, free, GRID, settings.bins),
+        "joint": descend(fit, found, free, GRID, held_out.bins),
     }
-    errors = {
-        method: mean_ece(held_out.records, temperatures, held_out.resampling, settings.bins)
-        for method, temperatures in fitted.items()
-    }
+    errors = {method: held_out.mean_ece(temperatures) for method, temperatures in fitted.items()}
     chosen: Method = "identity"
     others: tuple[Method, ...] = ("sts", "joint")
     for method in others:

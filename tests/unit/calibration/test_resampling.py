@@ -27,9 +27,10 @@ ALL = np.ones(300, dtype=bool)
 def test_every_draw_is_the_statistic_of_the_repeated_rows(sample):
     records, p, resampling = sample
     y = records.survived[:, 0]
-    error = resampling.ece(p, y, ALL, 15, "width")
-    mean = resampling.mean(p, ALL)
-    area = resampling.auroc(p, y, ALL)
+    cases = resampling.cases(ALL, y)
+    error = cases.ece(p, 15)
+    mean = cases.mean(p)
+    area = cases.ranked(p).auroc()
     for draw in range(40):
         rows = repeated_rows(records, resampling, draw)
         assert error.draws[draw] == pytest.approx(ece(p[rows], y[rows]))
@@ -42,7 +43,7 @@ def test_every_draw_is_the_statistic_of_the_repeated_rows(sample):
 def test_auroc_draws_count_ties_one_half(sample):
     records, p, resampling = sample
     y, tied = records.survived[:, 0], np.round(p, 1)
-    area = resampling.auroc(tied, y, ALL)
+    area = resampling.cases(ALL, y).ranked(tied).auroc()
     for draw in range(5):
         rows = repeated_rows(records, resampling, draw)
         assert area.draws[draw] == pytest.approx(auroc(tied[rows], y[rows]))
@@ -58,13 +59,15 @@ def test_statistics_look_at_the_chosen_rows_only(sample):
     records, p, resampling = sample
     some = np.arange(300) < 100
     y = records.survived[some, 0]
-    assert resampling.ece(p[some], y, some, 15, "mass").value == pytest.approx(ece(p[some], y, 15, "mass"))
-    assert resampling.mean(p[some], some).value == pytest.approx(p[some].mean())
+    cases = resampling.cases(some, y)
+    assert cases.ece(p[some], 15).value == pytest.approx(ece(p[some], y, 15))
+    assert cases.ranked(p[some]).ece_equal_mass(15).value == pytest.approx(ece(p[some], y, 15, "mass"))
+    assert cases.mean(p[some]).value == pytest.approx(p[some].mean())
 
 
 def test_one_outcome_has_no_auroc(sample):
     _, p, resampling = sample
-    assert resampling.auroc(p, np.ones(300, dtype=bool), ALL) is None
+    assert resampling.cases(ALL, np.ones(300, dtype=bool)).ranked(p).auroc() is None
 
 
 def test_draws_are_centred_on_the_value_and_cut_to_the_range():
@@ -97,7 +100,8 @@ def test_intervals_of_a_mean_cover_the_truth_as_often_as_they_say():
         values = np.repeat(generator.normal(0, 1, 40), 10) + generator.normal(0, 1, 400)
         for unit, names in (("conversations", np.repeat(np.arange(40), 10)), ("rows", np.arange(400))):
             records = Records(np.zeros((400, 1)), np.zeros((400, 1)), conversation=names)
-            low, high = Resampling.of(records, resamples=200, seed=seed).mean(values, np.ones(400, bool)).interval
+            sampled = Resampling.of(records, resamples=200, seed=seed)
+            low, high = sampled.cases(np.ones(400, bool), np.ones(400, bool)).mean(values).interval
             misses[unit] += not low <= 0 <= high
     assert 0.02 <= misses["conversations"] / 300 <= 0.09
     assert misses["rows"] / 300 > 0.3
