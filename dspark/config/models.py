@@ -340,6 +340,9 @@ class TrainingSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     loss: LossSettings = LossSettings()
+    # At the end, scale and shift of the confidence head's logits are fitted on the dev split: from training texts,
+    # which the drafter knows, it learns to state too much. False: as in the paper.
+    fit_confidence: bool = True
     precision: Literal["float32", "bfloat16"] = "bfloat16"  # of the forward pass; master weights are always fp32
     dev_every_steps: int = Field(default=100, gt=0)
     checkpoint_every_steps: int = Field(default=100, gt=0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from dspark.features.sources import loaded
 from dspark.training.anchors import response_mask, spaced_anchors
 from dspark.training.batches import Batch
+from dspark.training.confidence import CELLS, confidence_sums, fit_confidence
 from dspark.training.losses import ROWS, confidence_target
 from dspark.training.methods import method_of
 from dspark.training.objective import Objective, mean_losses
@@ -97,9 +98,9 @@ def greedy_tokens(hidden: Tensor, head: Tensor, *, low_precision: bool) -> Tenso
 
 @torch.no_grad()
 def dev_sums(objective: Objective, batches: Iterable[DevBatch], device: torch.device) -> Tensor:
-    """What an evaluation adds up, float32 [8 + 4 gamma]; the caller sums over ranks, `dev_metrics` reads it."""
+    """What an evaluation adds up, float32 [8 + 4 gamma + 3 CELLS]; the caller sums over ranks for `dev_metrics`."""
     gamma = objective.drafter.config.gamma
-    total = torch.zeros(8 + 4 * gamma, device=device)
+    total = torch.zeros(8 + 4 * gamma + 3 * CELLS, device=device)
     for dev in batches:
         batch = dev.batch.to(device)
         _, sums, slots, logits = objective(batch, objective.denominators(batch))
@@ -120,7 +121,8 @@ def dev_sums(objective: Objective, batches: Iterable[DevBatch], device: torch.de
         error = torch.zeros(gamma, device=device)
         if logits is not None:
             error.index_add_(0, batch.targets.slots, (torch.sigmoid(logits) - acceptance).abs())
-        total[8:] += torch.cat([there.sum(0), match.sum(0), accept.sum(0), error])
+            total[8 + 4 * gamma :] += confidence_sums(logits, acceptance)
+        total[8 : 8 + 4 * gamma] += torch.cat([there.sum(0), match.sum(0), accept.sum(0), error])
     return total
 
 
@@ -131,11 +133,13 @@ def dev_metrics(total: Tensor, gamma: int, *, confidence: bool = True) -> dict[s
         confidence: whether there is a confidence head; nothing is said of one that is not there.
     Returns:
         `dev_anchor_tau` (greedy) and `dev_anchor_tau_sampled` (analytic, temperature 1), both with the bonus token; the
-        losses; and per position j, given that the text's tokens precede it: `greedy_match`, `acceptance` (1 - L1 / 2)
-        and `confidence_error` (mean absolute).
+        losses; per position j, given that the text's tokens precede it: `greedy_match`, `acceptance` (1 - L1 / 2)
+        and `confidence_error` (mean absolute); and `confidence_fit`, the scale and shift of the confidence head's
+        logits that this split asks for.
     """
     anchors = max(float(total[7]), 1.0)
-    there, match, accept, error = total[8:].cpu().double().view(4, gamma).clone()
+    there, match, accept, error = total[8 : 8 + 4 * gamma].cpu().double().view(4, gamma).clone()
+    fit = fit_confidence(total[8 + 4 * gamma :])
     there = there.clamp(min=1)
     found = {
         "dev_anchor_tau": 1 + float(total[5]) / anchors,
@@ -144,5 +148,6 @@ def dev_metrics(total: Tensor, gamma: int, *, confidence: bool = True) -> dict[s
         "dev_greedy_match": (match / there).tolist(),
         "dev_acceptance": (accept / there).tolist(),
         "dev_confidence_error": (error / there).tolist(),
+        "dev_confidence_fit": [fit.scale, fit.shift],
     }
     return found if confidence else {key: value for key, value in found.items() if "confidence" not in key}

@@ -24,7 +24,8 @@ class DevMetrics(BaseModel):
     dev_confidence: float | None = None  # absent without a confidence head
     dev_greedy_match: list[float]
     dev_acceptance: list[float]
-    dev_confidence_error: list[float] | None = None  # likewise
+    dev_confidence_error: list[float] | None = None  # likewise, before the fit
+    dev_confidence_fit: tuple[float, float] | None = None  # scale and shift of its logits; see `confidence`
 
 
 class TrainMetrics(BaseModel):

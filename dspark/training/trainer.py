@@ -23,6 +23,7 @@ from dspark.errors import Interrupted, StageError
 from dspark.features.ahead import READ_BUDGET
 from dspark.io.progress import Progress
 from dspark.processor import arithmetic
+from dspark.training.confidence import ConfidenceFit
 from dspark.training.development import DevBatches, dev_metrics, dev_sums
 from dspark.training.learner import Learner
 from dspark.training.methods import method_of
@@ -273,6 +274,9 @@ class Trainer:
         if self.best is None:
             raise RuntimeError("training ended without an evaluation")
         drafter = self.learner.finished(read_best(self.work, self.best), self.new)
+        head = getattr(drafter, "confidence_head", None)
+        if self.settings.fit_confidence and head is not None:
+            ConfidenceFit(*self.best.metrics["dev_confidence_fit"]).fold(head)
         self.processes.wait()  # nobody may remove `work` while others read
         metrics = TrainMetrics(
             geometry=self.config.geometry,
