@@ -244,9 +244,19 @@ def test_the_last_two_checkpoints_and_the_best_weights_are_kept(run, tmp_path):
 def test_the_best_weights_are_handed_on_not_the_last(run, tmp_path):
     result = run(tmp_path, learning_rate=0.3, steps=8)  # diverges
     best = result.metrics.best.step
-    assert same(result.drafter.state_dict(), load_file(tmp_path / f"best-{best:06d}.safetensors"))
+    kept = load_file(tmp_path / f"best-{best:06d}.safetensors")
+    scale, shift = result.metrics.best.dev_confidence_fit
+    kept["confidence_head.proj.weight"] *= scale
+    kept["confidence_head.proj.bias"] = kept["confidence_head.proj.bias"] * scale + shift
+    assert (scale, shift) != (1, 0) and same(result.drafter.state_dict(), kept)
     assert result.metrics.best.dev_anchor_tau >= result.metrics.final.dev_anchor_tau
     assert result.metrics.final.step == 8
+
+
+def test_the_head_stays_as_it_was_trained_on_request(run, tmp_path):
+    result = run(tmp_path, fit_confidence=False)
+    kept = load_file(tmp_path / f"best-{result.metrics.best.step:06d}.safetensors")
+    assert same(result.drafter.state_dict(), kept)
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped"])
@@ -403,7 +413,7 @@ def test_a_step_in_parts_is_the_same_step(
         assert {value.dtype for value in (*gradients.values(), *trainer.learner.names)} == {torch.float32}
         found.append((norm, sums, gradients))
     for norm, sums, gradients in found[1:]:
-        rounding = 1e-6 if precision == "float32" else 1e-2
+        rounding = 1e-6 if precision == "float32" else 3e-2  # matrix units sum in orders of their own
         assert norm == pytest.approx(found[0][0], rel=rounding)
         assert torch.allclose(sums, found[0][1], rtol=rounding)
         for name, value in gradients.items():
