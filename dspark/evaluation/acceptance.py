@@ -19,6 +19,7 @@ from dspark.config.models import DType
 from dspark.decoding.prefixes import below_threshold
 from dspark.decoding.records import Decoded, RecordSet, calibration_records
 from dspark.errors import DataError
+from dspark.evaluation.expectation import expectation
 from dspark.evaluation.results import Acceptance, DomainMetrics, MeanOfDomains, TemperatureMetrics
 from dspark.io.csvfile import read_csv, write_csv
 from dspark.measured import Measured, bootstrap, ratio_of_sums
@@ -83,7 +84,7 @@ def measure_temperature(
         if sum(len(one.cycles) for one in chosen) == 0:
             absent[domain] = "every text ended with its first token: there was no cycle"
             continue
-        domains[domain] = _domain(chosen, trained=domain in training_domains, seed=seed)
+        domains[domain] = _domain(chosen, temperatures, trained=domain in training_domains, seed=seed)
     mean = mean_of_domains(records, [domain for domain in training_domains if domain in domains], seed=seed)
     missing = [domain for domain in training_domains if domain not in domains]
     if missing:
@@ -233,7 +234,10 @@ def read_sweep_csv(path: Path) -> list[SweepRow]:
     )
 
 
-def _domain(decoded: Sequence[Decoded], *, trained: bool, seed: int) -> DomainMetrics:
+def _domain(
+    decoded: Sequence[Decoded], temperatures: Sequence[float] | None, *, trained: bool, seed: int
+) -> DomainMetrics:
+    confident = all(one.cycles.confident for one in decoded)
     verified = np.array([one.cycles.known.sum() for one in decoded], np.float64)
     accepted = np.array([np.minimum(one.cycles.accepted, one.cycles.known).sum() for one in decoded], np.float64)
     tokens = np.array([one.emitted.sum() for one in decoded], np.float64)
@@ -247,6 +251,7 @@ def _domain(decoded: Sequence[Decoded], *, trained: bool, seed: int) -> DomainMe
         tokens=sum(len(one.token_ids) for one in decoded),
         acceptance_rate=ratio_of_sums(accepted, verified, seed=seed),
         tokens_per_second=ratio_of_sums(tokens, seconds, seed=seed),
+        expectation=expectation(decoded, temperatures, seed=seed) if confident else None,
     )
 
 

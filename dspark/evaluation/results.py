@@ -40,6 +40,15 @@ class Acceptance(Model):
     absent: dict[str, str] = {}
 
 
+class Expectation(Model):
+    """tau as the confidences of blocks promise it, and as it came, over the cycles whose whole block was judged."""
+
+    calibrated: bool  # whether the confidences had their temperatures
+    tau: Measured  # mean of 1 + sum of survival
+    measured: Measured
+    error: Measured  # tau / measured - 1, paired by prompt
+
+
 class DomainMetrics(Acceptance):
     """One domain at one temperature."""
 
@@ -50,6 +59,7 @@ class DomainMetrics(Acceptance):
     tokens: int
     acceptance_rate: Measured | None = None  # accepted / verified drafts whose outcome is known
     tokens_per_second: Measured | None = None  # of the evaluation's own batches; throughput is measured elsewhere
+    expectation: Expectation | None = None  # absent without a confidence head
 
 
 class MeanOfDomains(Model):

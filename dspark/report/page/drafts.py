@@ -77,6 +77,21 @@ def _absences(metrics: EvaluationMetrics) -> Iterator[tuple[str, str]]:
                 yield f"temperature {temperature}, {domain}, {name}", reason
 
 
+def _expectations(metrics: EvaluationMetrics) -> Table:
+    rows = [
+        (temperature, name, interval(one.tau), interval(one.measured), f"{one.error.value:+.1%}", count(one.error))
+        for temperature, found in metrics.temperatures.items()
+        for name, domain in found.domains.items()
+        if (one := domain.expectation) is not None
+    ]
+    return Table(
+        "Tokens per cycle that confidences promise",
+        ("temperature", "domain", "promised", "came", "off by", "n"),
+        tuple(rows),
+        "1 + the sum of calibrated survival, over cycles whose whole block was judged. A scheduler spends time on it.",
+    )
+
+
 def _calibration(report: CalibrationReport, metrics: EvaluationMetrics | None) -> Iterator[Block]:
     rows = []
     for result in report.results:
@@ -90,6 +105,8 @@ def _calibration(report: CalibrationReport, metrics: EvaluationMetrics | None) -
         tuple(rows),
         "None of these records was fitted on. The change is paired; below 0 is better.",
     )
+    if metrics is not None:
+        yield _expectations(metrics)
     for result in report.results:
         yield Table(
             f"By position, {result.key}",
