@@ -9,11 +9,9 @@ from contextlib import contextmanager
 
 from dspark.errors import DsparkError, PreflightError
 
-_ROOM = (
-    "make room (what runs made lies in .dspark, .dvc/cache, corpora and builds), "
-    "then give the same command again: it goes on from here"
-)
-_RIGHTS = "change its permissions or mount it for writing, then give the same command again"
+_AGAIN = "give the same command again: it goes on from here"
+_ROOM = "make room (what runs made lies in .dspark, .dvc/cache, corpora and builds), then {again}"
+_RIGHTS = "change its permissions or mount it for writing, then {again}"
 _HINTS = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
@@ -23,6 +21,7 @@ _HINTS = {
     errno.EPERM: _RIGHTS,
     errno.EIO: "the disk itself may be failing: see `dmesg`",
 }
+_SQLITE = {"database or disk is full": errno.ENOSPC}
 
 
 def error_number(error: BaseException) -> int | None:
@@ -31,11 +30,16 @@ def error_number(error: BaseException) -> int | None:
         return error.errno if error.errno in _HINTS else None
     # What writes without Python's help (safetensors), and copies of whole folders, hold the system's error as text.
     text = str(error)
-    return next((one for one in _HINTS if f"(os error {one})" in text or f"[Errno {one}]" in text), None)
+    said = next((one for one in _HINTS if f"(os error {one})" in text or f"[Errno {one}]" in text), None)
+    return said or next((number for words, number in _SQLITE.items() if words in text), None)
 
 
-def disk_error(error: BaseException) -> DsparkError | None:
-    """What an error says of a disk, with the file if that is known; None for errors that are about something else."""
+def disk_error(error: BaseException, again: str = "") -> DsparkError | None:
+    """What an error says of a disk, with the file if that is known; None for errors that are about something else.
+
+    Args:
+        again: what to do once it is mended, if that is not the same command.
+    """
     number = error_number(error)
     if number is None:
         return None
@@ -45,7 +49,7 @@ def disk_error(error: BaseException) -> DsparkError | None:
         where = error.filename if error.filename2 is None else error.filename2
         if isinstance(where, str | bytes):
             said = f"{os.fsdecode(where)}: {said}"
-    return PreflightError(said, _HINTS[number])
+    return PreflightError(said, _HINTS[number].format(again=again or _AGAIN))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from dspark.registry.tracking import Registry, opened
 
 _STEPS_OF_A_PACKAGE = 3  # beside its own
 _PAUSE_SECONDS = 0.5
+_SYNC = "deliver what waits: dspark registry sync"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def deliver(
         patience_seconds: after that long without a step forward the server counts as away.
     Raises:
         AwayError: the server is away; the message says what is pending. All of it is kept.
-        PreflightError: there is no room to register a package.
+        PreflightError: there is no room to register a package; what waits is kept.
         ServiceError: the server refused something.
         Interrupted: at a safe point.
     """
@@ -123,7 +124,7 @@ def deliver(
             steps = sum(len(one.events) + _STEPS_OF_A_PACKAGE * len(one.packages) for one in ended)
             progress.start("publish", steps, unit="events")
             try:
-                with opened(tracking_uri, patience_seconds=patience_seconds) as registry:
+                with opened(tracking_uri, patience_seconds=patience_seconds, again=_SYNC) as registry:
                     while ended:
                         courier.deliver(registry, ended[0])
                         del ended[0]

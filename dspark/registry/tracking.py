@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspark.errors import ServiceError, SettingsError
+from dspark.errors import PreflightError, ServiceError, SettingsError
 from dspark.io.digest import digest_bytes
+from dspark.io.disk import disk_error
 from dspark.registry.reach import PATIENCE_SECONDS, AwayError, require_server, shown
 from dspark.registry.receipts import sqlite_file
 
@@ -55,7 +56,13 @@ class Registry:
 
 
 @contextmanager
-def opened(uri: str, *, retries: int = 0, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Registry]:
+def opened(
+    uri: str,
+    *,
+    retries: int = 0,
+    patience_seconds: float = PATIENCE_SECONDS,
+    again: str = "give the same command again",
+) -> Iterator[Registry]:
     """Open the registry at `uri`, creating its database and experiment if they are not there.
 
     Creating takes several seconds and two processes must not do it at once: call it under the registry's lock.
@@ -65,8 +72,10 @@ def opened(uri: str, *, retries: int = 0, patience_seconds: float = PATIENCE_SEC
         retries: of each call. mlflow repeats whatever got no answer, creations too, which would then be there twice:
             only for those who change nothing.
         patience_seconds: how long to wait for a server that does not answer.
+        again: what is to be done once a full disk has room.
     Raises:
         SettingsError: a SQLite address that is not absolute.
+        PreflightError: the disk of a SQLite registry is full.
         AwayError: the server does not answer, or stopped answering.
         ServiceError: whatever else mlflow could not do, with its reason.
     """
@@ -83,17 +92,18 @@ def opened(uri: str, *, retries: int = 0, patience_seconds: float = PATIENCE_SEC
     # A server that is away must be noticed in seconds; mlflow's own defaults take four minutes per call.
     timeout = os.environ.get(_TIMEOUT) or str(math.ceil(patience_seconds))
     with _environment({_RETRIES: str(retries), _TIMEOUT: timeout}):
-        yield from _opened(uri, database)
+        yield from _opened(uri, database, again)
 
 
-def _opened(uri: str, database: Path | None) -> Iterator[Registry]:
+def _opened(uri: str, database: Path | None, again: str) -> Iterator[Registry]:
     import mlflow
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
     for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        # What mlflow logs as an error, with its traceback, it raises as well: it is told below, in one line.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
     artifacts = None if database is None else database.parent / "artifacts"
     try:
@@ -103,9 +113,12 @@ def _opened(uri: str, database: Path | None) -> Iterator[Registry]:
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             yield Registry(uri, mlflow, client, _experiment(client, artifacts), artifacts)
     except (MlflowException, SQLAlchemyError, RequestException) as reason:
+        told = f"MLflow at {shown(uri)}: {_first_line(reason).replace(uri, shown(uri))}"
+        if database is not None and (known := disk_error(reason, again)) is not None:
+            raise PreflightError(told, known.hint) from reason
         error = ServiceError if _refused(reason) or database is not None else AwayError
         raise error(
-            f"MLflow at {shown(uri)}: {_first_line(reason).replace(uri, shown(uri))}",
+            told,
             "see that the tracking server is up and the disk is not full, then give the command again",
         ) from reason
     except _store_errors() as reason:
@@ -137,8 +150,9 @@ def _refused_by_store(reason: Any) -> bool:
 
 
 def _first_line(reason: Exception) -> str:
-    text = str(reason).strip()
-    return text.splitlines()[0] if text else type(reason).__name__
+    """What went wrong; SQLAlchemy may say before it in the course of what."""
+    lines = (line.strip() for line in str(reason).splitlines())
+    return next((line for line in lines if line and not line.startswith("(raised as a")), type(reason).__name__)
 
 
 def _refused(reason: Any) -> bool:

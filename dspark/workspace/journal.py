@@ -88,10 +88,12 @@ class RunJournal:
         Returns:
             True if this was the first.
         """
-        first, self._over = not self._over, True
-        if first and self._folder is not None:
+        if self._over:
+            return False
+        if self._folder is not None:
             append(self._folder, Ended(time=time.time(), status=status, exit_code=exit_code, message=message))
-        return first
+        self._over = True  # not before it is on disk: where there was no room, the next word counts
+        return True
 
     def package(self, event: PackageMade) -> None:
         """A package is to be registered; its run is over, and may have changed nothing else."""

@@ -51,6 +51,11 @@ class Workspace:
         return self.state / "run.lock"
 
     @property
+    def room_aside(self) -> Path:
+        """Blocks that the run under way gives back to write down how it ended."""
+        return self.state / "room"
+
+    @property
     def dvc_cache(self) -> Path:
         """DVC's own databases."""
         return self.state / "dvc"

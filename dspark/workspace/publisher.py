@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dspark.config.stages import BY_NAME
-from dspark.errors import DsparkError, IntegrityError, Interrupted
+from dspark.errors import DsparkError, IntegrityError, Interrupted, PreflightError
 from dspark.io.atomic import replace_tree
 from dspark.package.verify import read_manifest, verify
 from dspark.registry.delivery import Delivery, deliver, pending_text, waiting_copy
@@ -76,6 +76,11 @@ class Publisher:
                 self._listener.note(f"{error.message}\n{error.hint}")
                 return receipt
             raise AwayError(f"{place} is made and verified, but not registered: {error.message}", error.hint) from error
+        except PreflightError as error:  # no room
+            if receipt is not None:
+                raise
+            told = f"{place} is made and verified, but not registered: {error.message}"
+            raise PreflightError(told, error.hint) from error
         for problem in delivery.problems:
             self._listener.note(f"{problem.message}\n{problem.hint}")
         return delivered_receipt(delivery, self._receipts, manifest, self._uri)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from dspark.config.resolve import Pipeline, resolve
 from dspark.config.stages import BY_NAME
 from dspark.errors import DsparkError, Interrupted, StageError
 from dspark.io.atomic import write_if_changed
-from dspark.io.disk import disk_error, disk_errors
+from dspark.io.disk import disk_errors
 from dspark.io.jsonfile import pretty_json
 from dspark.registry.address import tracking_address
 from dspark.registry.reach import shown
 from dspark.workspace import fetch, preflight, shards
 from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
+from dspark.workspace.ending import set_room_aside, writing_the_end
 from dspark.workspace.graph import leading_to, write_all_inputs, write_dag
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import Listener, Outcome
@@ -139,6 +139,7 @@ def make(
         preflight.check(workspace, resolved)
     purpose = f"dspark {request.verb[0]} of build {pipeline.chosen.name!r}"
     with stopping(listener.note) as stopper, run_lock(workspace, purpose, listener.note) as lock:
+        set_room_aside(workspace)
         folder = new_run(workspace.runs, os.getpid())
         record = RunRecord(
             id=folder.name,
@@ -153,6 +154,7 @@ def make(
         write_record(folder, record)
         publisher = Publisher(workspace, uri, listener) if request.publish and goal == PACKAGE else None
         journal = publisher.begin(folder, record) if publisher is not None else None
+        stopped: DsparkError | Interrupted | None = None
         try:
             with disk_errors():
                 current = _Run(workspace, request, pipeline, goal, journal or listener, stopper, lock, folder)
@@ -167,30 +169,20 @@ def make(
         except (DsparkError, Interrupted) as error:
             record.state = "interrupted" if isinstance(error, Interrupted) else "failed"
             record.exit_code, record.message = error.exit_code, str(error)
-            with _kept_going(listener):
-                if publisher is not None and journal is not None:
-                    publisher.failed(journal, error)
+            stopped = error
             raise
         finally:
             if record.state == "running":
                 record.state, record.message = "failed", "ended by a fault"
-            record.finished = time.time()
-            with _kept_going(listener):
-                if journal is not None:
-                    journal.end("FAILED", 1, record.message)
-                write_record(folder, record)
-
-
-@contextmanager
-def _kept_going(listener: Listener) -> Iterator[None]:
-    """Say it where the end of a run cannot be written down; it must not take the place of why the run ended."""
-    try:
-        yield
-    except OSError as reason:
-        known = disk_error(reason)
-        if known is None:
-            raise
-        listener.note(f"how this run ended could not be written down: {known.message}")
+            with writing_the_end(workspace, listener):
+                try:
+                    if publisher is not None and journal is not None and stopped is not None:
+                        publisher.failed(journal, stopped)
+                    elif journal is not None:
+                        journal.end("FAILED", 1, record.message)
+                finally:
+                    record.finished = time.time()
+                    write_record(folder, record)
 
 
 def prepare(workspace: Workspace, pipeline: Pipeline) -> list[str]:

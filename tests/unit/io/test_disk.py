@@ -128,3 +128,10 @@ def test_results_that_no_disk_takes_are_said_once(tmp_path: Path) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr.splitlines()[0] == "Error: No space left on device" and "Exception ignored" not in done.stderr
+
+
+def test_sqlites_words_for_a_full_disk_are_known_and_what_to_do_then_can_be_named() -> None:
+    """SQLite numbers its errors itself; the text is that of its SQLITE_FULL."""
+    known = disk_error(RuntimeError("(sqlite3.OperationalError) database or disk is full"), "dspark registry sync")
+    assert known is not None and known.exit_code == 3
+    assert known.hint.startswith("make room") and known.hint.endswith("then dspark registry sync")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from race import exit_code, forked
 
-from dspark.errors import GateError, IntegrityError, Interrupted, ServiceError, SettingsError
+from dspark.errors import GateError, IntegrityError, Interrupted, PreflightError, ServiceError, SettingsError
 from dspark.io.progress import Progress
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest, verify
@@ -273,6 +273,27 @@ def test_the_callers_tracking_address_is_left_as_it_was(pristine, workspace):
     assert not mlflow.is_tracking_uri_set()
     find_published("demo", "0" * 64, workspace=workspace)
     assert not mlflow.is_tracking_uri_set() and os.environ.get("MLFLOW_TRACKING_URI") == before
+
+
+def test_a_database_that_cannot_grow_is_told_in_two_lines_and_nothing_is_lost(pristine, workspace, capfd):
+    """SQLite raises its own SQLITE_FULL where it may have no further page, as on a full disk."""
+    import sqlalchemy
+
+    def full(connection, _):
+        connection.execute("PRAGMA max_page_count = 1")  # which SQLite takes for: as many as there are
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "connect", full)
+    try:
+        with pytest.raises(PreflightError) as caught:
+            send(pristine, workspace)
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "connect", full)
+    assert caught.value.message.endswith("(sqlite3.OperationalError) database or disk is full")
+    assert caught.value.hint.startswith("make room") and "dspark registry sync" in caught.value.hint
+    assert "\n" not in caught.value.message + caught.value.hint
+    told = capfd.readouterr()
+    assert told.out + told.err == ""
+    assert len(spool_of(workspace).folders()) == 1
 
 
 def test_telemetry_is_off(pristine, workspace):
