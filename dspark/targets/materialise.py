@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from dspark.config.build import FOLDERS
 from dspark.config.models import FolderSource, HubSource, RandomSource, TargetSpec, WheelSource
 from dspark.errors import DataError, PreflightError, ServiceError
 from dspark.io.atomic import write_if_changed
@@ -89,7 +90,7 @@ def require_files(spec: TargetSpec, root: Path) -> None:
     """
     absent = missing_files(spec, root)
     if isinstance(spec.source, FolderSource):
-        layout.check_folder(_folder(spec.source, root))
+        _require_folder(spec, _folder(spec.source, root))
     elif absent:
         where = f"{spec.source.repo} at {spec.source.revision}" if isinstance(spec.source, HubSource) else spec.name
         raise PreflightError(
@@ -98,6 +99,18 @@ def require_files(spec: TargetSpec, root: Path) -> None:
             f"copy the model folder here and name it: dspark targets add {spec.name}-local /path/to/folder, "
             f"then dspark run --target {spec.name}-local",
         )
+
+
+def _require_folder(spec: TargetSpec, folder: Path) -> None:
+    """`layout.check_folder` in the words of whoever declared the target some time ago: which it is, and where."""
+    declared = f"or correct `path` in {FOLDERS['target']}/{spec.name}.yaml, then: dspark run --target {spec.name}"
+    if not folder.is_dir():
+        raise PreflightError(f"target {spec.name!r}: {folder} is not a folder", f"put it back, {declared}")
+    try:
+        layout.check_folder(folder)
+    except PreflightError as error:
+        hint = f"{error.hint}\n{declared}" if error.hint else declared
+        raise PreflightError(f"target {spec.name!r}: {error.message}", hint) from None
 
 
 def _find(spec: TargetSpec, root: Path, record: TargetRecord | None) -> tuple[shelf.Origin, shelf.Listing] | None:

@@ -26,6 +26,8 @@ NEVER_RAN = "it has not run yet"
 _RUNNING = re.compile(r"^Running stage '(?P<stage>[^']+)':")
 _UNCHANGED = re.compile(r"^Stage '(?P<stage>[^']+)' didn't change, skipping")
 _EXITED = re.compile(r"failed to run: .*exited with (?P<code>-?\d+)$")
+_INVALID = re.compile(r"^(?P<what>\S.*, in .*), line (?P<line>\d+), column \d+$", re.MULTILINE)
+RESTORE = "mend it, or restore it: git checkout dvc.yaml"
 _CACHED = re.compile(r"^Stage '(?P<stage>[^']+)' is cached - skipping run")
 
 
@@ -177,6 +179,15 @@ def prepare_cache(workspace: Workspace) -> None:
     workspace.dvc_cache.chmod(0o700)
 
 
+def invalid_pipeline(said: str) -> PreflightError | None:
+    """What DVC found wrong with the keys of dvc.yaml, from what it printed; None if that is about something else."""
+    if "dvc.yaml' is invalid" not in said and "dvc.yaml' validation failed" not in said:
+        return None
+    found = _INVALID.search(said)
+    where = f"dvc.yaml:{found['line']}: {found['what']}" if found else "dvc.yaml is invalid"
+    return PreflightError(where, RESTORE)
+
+
 def changed_stages(workspace: Workspace, *targets: str) -> dict[str, list[str]]:
     """What `dvc status` says about stages and everything they depend on.
 
@@ -198,7 +209,9 @@ def changed_stages(workspace: Workspace, *targets: str) -> dict[str, list[str]]:
     )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise PreflightError(f"dvc status: {lines[0] if lines else 'failed'}", "dspark doctor")
+        raise invalid_pipeline(done.stderr) or PreflightError(
+            f"dvc status: {lines[0] if lines else 'failed'}", "dspark doctor"
+        )
     found: dict[str, Any] = json.loads(done.stdout)
     # DVC calls everything that a stage reads `modified`, also of one that never ran.
     ran = stages_that_ran(workspace)

@@ -51,12 +51,13 @@ def plan(workspace: Workspace, pipeline: Pipeline) -> Plan:
     """Compare the build with what is there. Writes only generated files in `.dspark/`.
 
     Raises:
-        PreflightError: a run is under way, or DVC cannot read the workspace.
+        PreflightError: a run is under way, or dvc.yaml cannot be read.
         ServiceError: a server of a serving profile does not answer, so that what is up to date cannot be told.
     """
     chosen = pipeline.chosen
     problems = tuple(preflight.find_problems(workspace, chosen))
-    if any(problem.exit_code == ServiceError.exit_code for problem in problems):
+    unreadable = preflight.unreadable_pipeline(workspace)  # as a server that is away: nothing can be compared
+    if unreadable or any(problem.exit_code == ServiceError.exit_code for problem in problems):
         raise preflight.refusal(chosen.name, problems)  # the very error of `dspark run`
     fetched = is_current(workspace, chosen.build.target)
     steps = [
@@ -79,7 +80,8 @@ def plan(workspace: Workspace, pipeline: Pipeline) -> Plan:
         if reasons:
             steps.append(Step(instance.name, "will run", reasons[0], last, size))
         elif behind or not fetched:
-            reason = f"if {', '.join(behind)} comes out different" if behind else "if the target comes out different"
+            verb = "come" if len(behind) > 1 else "comes"
+            reason = f"if {', '.join(behind) or 'the target'} {verb} out different"
             steps.append(Step(instance.name, "may run", reason, last, size))
         else:
             steps.append(Step(instance.name, "up to date", "", last, size))

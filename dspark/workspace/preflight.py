@@ -16,8 +16,10 @@ from dspark.config.build import ResolvedBuild
 from dspark.config.models import ServingProfile, ShardRecords, TargetSpec
 from dspark.corpus.domains import domain_file
 from dspark.device import CPU, accelerator, asked_for, declared, serving_device
-from dspark.errors import DsparkError, PreflightError, ServiceError
+from dspark.errors import DsparkError, PreflightError, ServiceError, SettingsError
+from dspark.io.yamlfile import read_yaml
 from dspark.targets.materialise import require_files
+from dspark.workspace.dvc import RESTORE
 from dspark.workspace.fetch import is_current
 from dspark.workspace.imports import missing_drafter
 from dspark.workspace.layout import Workspace
@@ -224,25 +226,16 @@ def conflicting_runtimes() -> list[Problem]:
 
 def unreadable_pipeline(workspace: Workspace) -> list[Problem]:
     """A dvc.yaml or dvc.lock that DVC could not read."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     path, lock = workspace.root / "dvc.yaml", workspace.root / "dvc.lock"
     problems = []
     try:
-        stages = YAML(typ="safe", pure=True).load(path.read_bytes())
+        stages = read_yaml(path)
         if not isinstance(stages, dict) or not isinstance(stages.get("stages"), dict):
-            problems.append(Problem(f"{path} holds no stages", "restore it: git checkout dvc.yaml"))
+            problems.append(Problem(f"{path} holds no stages", RESTORE))
     except OSError as error:
-        problems.append(Problem(f"{path} cannot be read: {error.strerror}", "restore it: git checkout dvc.yaml"))
-    except (YAMLError, ValueError) as error:
-        said = str(error).strip().splitlines() or ["damaged"]
-        problems.append(
-            Problem(
-                f"{path} is not YAML: {'; '.join(map(str.strip, said))}",
-                "mend it, or restore it: git checkout dvc.yaml",
-            )
-        )
+        problems.append(Problem(f"{path} cannot be read: {error.strerror}", RESTORE))
+    except SettingsError as error:
+        problems.append(Problem(error.message, RESTORE))
     if lock.exists() and not lock.is_file():
         problems.append(Problem(f"{lock} is not a file", f"move it out of the way: mv {lock} {lock}.old"))
     return problems

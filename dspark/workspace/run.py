@@ -21,7 +21,7 @@ from dspark.io.jsonfile import pretty_json
 from dspark.registry.address import tracking_address
 from dspark.registry.reach import shown
 from dspark.workspace import fetch, preflight, shards
-from dspark.workspace.dvc import Watcher, prepare_cache, repro_command
+from dspark.workspace.dvc import Watcher, invalid_pipeline, prepare_cache, repro_command
 from dspark.workspace.ending import set_room_aside, writing_the_end
 from dspark.workspace.graph import leading_to, write_all_inputs, write_dag
 from dspark.workspace.layout import Workspace
@@ -345,7 +345,10 @@ def _failed(outcomes: list[Outcome]) -> Outcome | None:
 
 def _dvc_error(log: Path) -> tuple[str, str, int]:
     """Message, hint and exit code of a failure of DVC itself, from the end of its log."""
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = log.read_text(encoding="utf-8", errors="replace")
+    if invalid := invalid_pipeline(said):
+        return invalid.message, invalid.hint, invalid.exit_code
+    lines = [line for line in said.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     message = errors[-1] if errors else (lines[-1] if lines else "DVC said nothing")
     return message, "dspark doctor", StageError.exit_code

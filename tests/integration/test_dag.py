@@ -278,6 +278,7 @@ def test_a_plan_says_what_would_run_and_why(made: FakeSandbox) -> None:
     assert (steps["train"]["action"], steps["train"]["reason"]) == ("will run", "its settings or code changed")
     assert steps["calibrate"]["action"] == "may run"
     assert steps["calibrate"]["reason"] == "if train@fake comes out different"
+    assert steps["evaluate"]["reason"] == "if train@fake, calibrate@fake, export@fake come out different"
     assert steps["features"]["action"] == steps["profile"]["action"] == "up to date"
     assert steps["target"]["action"] == "up to date"
     assert steps["train"]["last_seconds"] is not None

@@ -106,7 +106,7 @@ def test_doctor(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None
     (inside.root / "dvc.yaml").write_text("stages: [")
     found = {check["name"]: check for check in as_json(capsys, "doctor", code=3)["checks"]}
     assert found["last run"]["status"] == "warning" and "run.json" in found["last run"]["found"]
-    assert found["pipeline"]["status"] == "error" and "is not YAML" in found["pipeline"]["found"]
+    assert found["pipeline"]["status"] == "error" and "not valid YAML" in found["pipeline"]["found"]
 
 
 def test_targets(inside: FakeSandbox, capsys: pytest.CaptureFixture[str]) -> None:

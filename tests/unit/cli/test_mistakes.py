@@ -98,6 +98,10 @@ def impatient(root: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reach.require_server, "__defaults__", (0.1, None))
 
 
+def moved_folder(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "pipeline/targets/mine.yaml").write_text("source: {kind: folder, path: /nowhere}\n")
+
+
 def checkpoint(root: Path, patch: pytest.MonkeyPatch) -> None:
     (root / "drafter").mkdir()
     (root / "drafter/config.json").write_text("{}")
@@ -109,7 +113,7 @@ def closed_port() -> str:
         return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-BUILD = "pipeline/builds/tiny.yaml"
+BUILD, DAG = "pipeline/builds/tiny.yaml", "dvc.yaml"
 AWAY = closed_port()
 MISTAKES: dict[str, Mistake] = {
     "no workspace": Mistake("run --target tiny", 3, "is not inside a workspace", "dspark init DIR", elsewhere),
@@ -179,7 +183,16 @@ MISTAKES: dict[str, Mistake] = {
     "no GPU": Mistake("run --target tiny", 3, "sees no GPU", "dspark doctor", variable("DSPARK_DEVICE", "cuda")),
     "a full disk": Mistake("run --target tiny", 3, "1 MiB free on the disk", "free some space", little_room),
     "a dvc.yaml that is no YAML": Mistake(
-        "run --target tiny", 3, "dvc.yaml is not YAML", "git checkout", edited("dvc.yaml", "stages:", "stages: [")
+        "run --target tiny", 3, "dvc.yaml:8: not valid YAML", "git checkout", edited(DAG, "stages:", "stages: [")
+    ),
+    "a plan of a dvc.yaml that is no YAML": Mistake(
+        "plan --target tiny", 3, "dvc.yaml:8: not valid YAML", "git checkout", edited(DAG, "stages:", "stages: [")
+    ),
+    "a misspelt key of dvc.yaml": Mistake(
+        "plan --target tiny", 3, "dvc.yaml:8: extra keys", "git checkout", edited(DAG, "foreach", "forech")
+    ),
+    "a model folder that was moved": Mistake(
+        "run --target mine", 3, "target 'mine': /nowhere is not a folder", "pipeline/targets/mine.yaml", moved_folder
     ),
     "two documents on stdout": Mistake(
         "run --target tiny --json --events -", 2, "both print to stdout", "--events a file"

@@ -199,8 +199,10 @@ def test_a_model_in_shards_is_read_like_one_file(make_folder, tmp_path):
 def test_a_folder_that_is_gone_or_incomplete_is_named(make_folder, tmp_path):
     gone = folder_spec(tmp_path / "nowhere")
     assert missing_files(gone, tmp_path) == [str(tmp_path / "nowhere")]
-    with pytest.raises(PreflightError, match="is not a folder"):
+    with pytest.raises(PreflightError, match=f"^target '{gone.name}': .*nowhere is not a folder$") as caught:
         require_files(gone, tmp_path)
+    assert f"pipeline/targets/{gone.name}.yaml" in caught.value.hint
+    assert f"dspark run --target {gone.name}" in caught.value.hint
     bare = folder_spec(make_folder(drop=["tokenizer.json"]))
     assert missing_files(bare, tmp_path) == ["tokenizer.json"]
     with pytest.raises(PreflightError, match=r"missing tokenizer\.json"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dspark.io.jsonfile import write_model
-from dspark.workspace.dvc import Tail, Watcher, _reasons, prepare_cache, repro_command
+from dspark.workspace.dvc import Tail, Watcher, _reasons, invalid_pipeline, prepare_cache, repro_command
 from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import ListenedProgress, Outcome
 from dspark.workspace.results import StageResult, result_path
@@ -181,3 +181,18 @@ def test_work_in_this_process_shows_only_once_it_has_a_size() -> None:
         ("note", "a word"),
         ("ended", ("publish", "ran")),
     ]
+
+
+def test_what_dvc_finds_wrong_with_its_file_is_named_with_the_line() -> None:
+    """As DVC 3.67 prints it."""
+    said = """'./dvc.yaml' validation failed: 2 errors.
+
+extra keys not allowed, in stages -> prompts -> do -> cnd, line 10, column 7
+    9 │   do:
+   10 │     cnd: x
+"""
+    found = invalid_pipeline(said)
+    assert found is not None and found.exit_code == 3
+    assert found.message == "dvc.yaml:10: extra keys not allowed, in stages -> prompts -> do -> cnd"
+    assert "git checkout dvc.yaml" in found.hint
+    assert invalid_pipeline("ERROR: unable to get the lock: line 3, column 4") is None

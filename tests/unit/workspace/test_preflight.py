@@ -96,10 +96,10 @@ def test_domains_without_their_file_are_named(workspace: Workspace, resolved: Re
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("stages: [", "is not YAML"),
+        ("stages: [", "dvc.yaml:1: not valid YAML"),
         ("stages: 3\n", "holds no stages"),
         ("", "holds no stages"),
-        (None, "cannot be read"),
+        (None, "file not found"),
     ],
 )
 def test_a_pipeline_that_dvc_cannot_read_is_named(workspace: Workspace, text: str | None, said: str) -> None:
