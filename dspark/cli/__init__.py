@@ -8,6 +8,11 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `dspark`; ends the process with an exit code of architecture.md, section 7."""
-    from dspark.cli.boundary import run_command
+    try:
+        from dspark.cli.boundary import run_command
 
-    raise SystemExit(run_command(list(sys.argv[1:] if arguments is None else arguments)))
+        code = run_command(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # the boundary was not there yet, or done already: nothing was begun, nothing is left
+        print("stopped", file=sys.stderr)
+        code = 130
+    raise SystemExit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from dspark.cli.completion import names_of
+from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -144,6 +146,21 @@ def print_json(value: Any) -> None:
     from dspark.io.jsonfile import pretty_json
 
     click.echo(pretty_json(value), nl=False)
+
+
+def package_folder(command: Command) -> Command:
+    """`FOLDER`: a package. What is not there is a slip of the keyboard, not a package that somebody tampered with."""
+
+    @functools.wraps(command)
+    def on_a_folder(*arguments: Any, folder: Path, **options: Any) -> Any:
+        if not folder.is_dir():
+            what = "is not a folder" if folder.exists() else "does not exist"
+            raise SettingsError(
+                f"{folder} {what}", "give the folder of a package: builds/NAME/package, or a copy of it"
+            )
+        return command(*arguments, folder=folder, **options)
+
+    return click.argument("folder", type=click.Path(path_type=Path))(on_a_folder)  # type: ignore[return-value]
 
 
 def end_with_verdict(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, size, workspace_of
+from dspark.cli.options import as_json, package_folder, print_json, print_table, size, workspace_of
 from dspark.cli.package_materialise import materialise
 from dspark.cli.package_pull import pull
 from dspark.cli.package_sign import keygen, sign
@@ -25,7 +25,7 @@ for verb in (pull, materialise, keygen, sign, smoke):
 
 
 @package.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@package_folder
 @as_json
 def show(folder: Path, json_output: bool) -> None:
     """What a package is, from its manifest."""
@@ -56,7 +56,7 @@ def show(folder: Path, json_output: bool) -> None:
 
 
 @package.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@package_folder
 @click.option("--digest", metavar="HEX", help="A package or self digest obtained elsewhere, to compare with.")
 @click.option(
     "--against", metavar="PROFILE|URL", help="A serving profile (a name, or a file), or the address of a server."
@@ -106,7 +106,7 @@ def verify(
 
 
 @package.command("build-engine")
-@click.argument("folder", type=click.Path(path_type=Path))
+@package_folder
 @click.option(
     "--compute-capability", metavar="X.Y", help="Of the GPU that will serve, such as 8.9; else of this one's."
 )

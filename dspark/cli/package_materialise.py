@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, size, workspace_of
+from dspark.cli.options import as_json, package_folder, print_json, size, workspace_of
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@package_folder
 @click.option(
     "--target", metavar="DIR|NAME|REPO", help="Of the package's target.  [default: the repository that it came from]"
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, registry_address, which_registry
+from dspark.cli.options import as_json, package_folder, print_json, registry_address, which_registry
 
 _PASSWORD = "DSPARK_KEY_PASSWORD"
 
@@ -35,7 +35,7 @@ def keygen(key: Path, no_password: bool) -> None:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@package_folder
 @click.option(
     "--key", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The private key (`keygen`)."
 )

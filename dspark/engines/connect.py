@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dspark.engines.client import Client
+from dspark.engines.http import NobodyThereError
 from dspark.engines.llamacpp import LlamaCppClient
 from dspark.engines.sglang_client import SGLangClient
 from dspark.engines.vllm_client import VLLMClient
@@ -32,6 +33,8 @@ def connect(address: str, engine: str | None = None, *, patience: float = 600.0)
         client = CLIENTS[name](address, patience=patience)
         try:
             client.served()
+        except NobodyThereError as reason:
+            raise _nobody(reason, address, engine) from None
         except ServiceError as reason:
             refused.append(reason)
         else:
@@ -42,3 +45,11 @@ def connect(address: str, engine: str | None = None, *, patience: float = 600.0)
     raise ServiceError(
         f"no llama.cpp, SGLang or vLLM with a DSpark drafter answers at {address}:{told}", refused[0].hint
     )
+
+
+def _nobody(reason: NobodyThereError, address: str, engine: str | None) -> ServiceError:
+    """That nobody listens, in the words of the engine that was asked for if it was one."""
+    if engine is not None:
+        return reason
+    why = reason.message.rpartition(": ")[2]
+    return ServiceError(f"nothing answers at {address}: {why}", "start the server there, or correct the address")

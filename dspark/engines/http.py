@@ -14,6 +14,10 @@ from typing import Any
 from dspark.errors import ServiceError, SettingsError
 
 
+class NobodyThereError(ServiceError):
+    """No connection could be made: whatever else would be asked there has no answer either."""
+
+
 class HttpClient:
     """A server that is asked for JSON.
 
@@ -105,6 +109,10 @@ class HttpClient:
             said = " ".join(reason.read().decode("utf-8", errors="replace").split())
             told = "" if said.startswith("<") else f": {said[:200]}"  # a page for people says nothing here
             raise self.failure(f"it answered {path} with {reason.code}{told}") from None
+        except urllib.error.URLError as reason:  # no connection was made
+            why = getattr(reason.reason, "strerror", None) or reason.reason
+            failure = self.failure(f"it did not answer {path}: {why}")
+            raise NobodyThereError(failure.message, failure.hint) from None
         except (OSError, ValueError, http.client.HTTPException) as reason:  # refused, cut off, or no HTTP at all
             raise self.failure(f"it did not answer {path}: {reason}") from None
 

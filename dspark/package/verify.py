@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dspark.package.contents import Content
 
 _HINT = "fetch the package again, or make it again with `dspark run`"
+_UNCHECKED = "it has a signature file, unchecked: verify it with --key FILE"
 MAX_MANIFEST = 16 * 2**20
 
 
@@ -56,7 +57,7 @@ class VerifyReport(BaseModel):
         if self.signature == "valid":
             return "signed with the key that was given: every file is the one that was signed"
         if self.authenticated == "nothing":
-            unchecked = "" if self.signature == "none" else "; it is signed, check that with --key"
+            unchecked = "" if self.signature == "none" else f"; {_UNCHECKED}"
             return f"integrity only, not authenticity: compare a digest obtained elsewhere with --digest{unchecked}"
         if self.authenticated == "deployable files":
             return "package_digest matches; it does not cover the evidence, self_digest does"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -151,6 +152,19 @@ def test_a_stop_is_130_and_says_how_to_go_on(
     raises(monkeypatch, stop)
     assert run_command(["version"]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
+
+
+def test_a_stop_while_modules_are_loaded_is_one_too(tmp_path: Path) -> None:
+    """click is the first that is loaded; this one is stopped in the middle of it."""
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dspark", "version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
 
 
 def test_tracebacks_are_shown_only_with_debug(

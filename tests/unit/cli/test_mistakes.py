@@ -204,7 +204,10 @@ MISTAKES: dict[str, Mistake] = {
     "logs before any run": Mistake("logs train", 3, "nothing was run here yet", "dspark run --target"),
     "plots before any run": Mistake("plots tiny", 3, "nothing to draw yet", "dspark run"),
     "a package that is not there": Mistake(
-        "package verify nowhere", 7, "nowhere does not exist", "builds/NAME/package"
+        "package verify nowhere", 2, "nowhere does not exist", "builds/NAME/package"
+    ),
+    "a file for a package": Mistake(
+        "package show params.yaml", 2, "params.yaml is not a folder", "builds/NAME/package"
     ),
     "a folder that is no package": Mistake("package show pipeline", 7, "it is not a package", "dspark run"),
     "a stage of promotion that is not there": Mistake("promote tiny --to prod", 2, "'prod'", "dspark promote --help"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,19 @@ def test_prometheus_lines_are_read_with_their_labels() -> None:
 )
 def test_where_a_model_lies_is_not_told(path: str | None, name: str) -> None:
     assert file_name(path) == name
+
+
+def test_where_nobody_listens_that_is_said_once_and_not_for_every_engine(closed_address: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        connect(closed_address)
+    assert caught.value.message == f"nothing answers at {closed_address}: Connection refused"
+    assert "\n" not in caught.value.hint and caught.value.hint.startswith("start")
+    with pytest.raises(ServiceError, match=f"SGLang at {closed_address}: it did not answer .*: Connection refused"):
+        connect(closed_address, "sglang")
+
+
+@pytest.fixture
+def closed_address() -> str:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -32,10 +32,19 @@ def test_a_signed_package_is_sound_and_its_digests_are_the_same(package, keys):
     assert (package / "manifest.sig").read_bytes() == signature and len(signature) == 64
     assert read_manifest(package) == before
     unchecked = verify(package)
-    assert (unchecked.signature, unchecked.authenticated) == ("not checked", "nothing") and "--key" in unchecked.note
+    assert (unchecked.signature, unchecked.authenticated) == ("not checked", "nothing") and unchecked.note.endswith(
+        "it has a signature file, unchecked: verify it with --key FILE"
+    )
     checked = verify(package, key=public)
     assert (checked.signature, checked.authenticated) == ("valid", "everything") and "signed" in checked.note
     assert sign(package, private) == signature  # ed25519 draws nothing; the earlier signature is replaced
+
+
+def test_any_64_bytes_are_not_called_a_signature_before_they_were_checked(package, keys):
+    (package / "manifest.sig").write_bytes(bytes(64))
+    assert "signed" not in verify(package).note and "unchecked" in verify(package).note
+    with pytest.raises(IntegrityError):
+        verify(package, key=keys[1])
 
 
 def test_without_a_signature_or_with_another_key_it_is_refused(package, keys, tmp_path):
