@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from dspark.cli.root import root
+from dspark.cli.usage import way_on
 from dspark.errors import DsparkError, Interrupted
 from dspark.io.disk import disk_error
 
@@ -30,11 +31,12 @@ def run_command(arguments: Sequence[str]) -> int:
         return 0
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:  # its message is the help of a verb that has verbs
+        print(error.format_message(), file=sys.stderr)
+        return USAGE
     except click.ClickException as error:
-        message = error.format_message()
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        hint = f"see {context.command_path} --help" if context is not None and "\n" not in message else ""
-        return _report(message, hint, USAGE, as_json)
+        hint = way_on(error, arguments) if isinstance(error, click.UsageError) else ""
+        return _report(error.format_message(), hint, USAGE, as_json)
     except DsparkError as error:
         if debug:
             _traceback()

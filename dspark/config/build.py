@@ -59,6 +59,7 @@ SECTIONS: dict[str, type[Settings]] = {
     "certification": CertificationSettings,
     "export": ExportSettings,
 }
+SECTION_KEYS = {section: tuple(model.model_fields) for section, model in SECTIONS.items()}
 RECIPE_SECTIONS = ("drafter", "training")
 CORPUS_SECTIONS = ("prompts", "responses", "features")
 # Keys that say which things a build is made of; `defaults` of params.yaml may hold those marked True.
@@ -171,6 +172,7 @@ class BuildReader:
         """
         mistakes: list[Mistake] = []
         parts, sections = self._layers(name, base or name, overrides, overlay, mistakes)
+        mistakes += self._unnamed(parts, f"{FOLDERS['build']}/{base or name}.yaml")
         recipe = self._named(parts, "recipe", "recipe", RecipeSpec, mistakes)
         typed = {key: _validated(sections, key, model, mistakes) for key, model in SECTIONS.items()}
         target = self._named(parts, "target", "target", TargetSpec, mistakes)
@@ -182,7 +184,7 @@ class BuildReader:
                 what = f"domains: {domain.name!r} is only ever evaluated, never trained on"
                 mistakes.append(Mistake(parts.where(["domains"]), what, "name it in evaluation_domains"))
         for key, found in (("domains", domains), ("serving_profiles", profiles)):
-            if not found and not parts.tree.get(key):
+            if not found and key in parts.tree and not parts.tree[key]:
                 mistakes.append(Mistake(parts.where([key]), f"{key}: at least one is needed", "see params.yaml"))
         if target is not None:
             mistakes += _other_traffic(parts, target, typed["responses"], profiles)
@@ -264,10 +266,21 @@ class BuildReader:
         parts.merge({key: value for key, value in defaults.items() if key in allowed}, inside)
         sections.merge({key: value for key, value in values.items() if key in SECTIONS}, file)
 
+    def _unnamed(self, parts: Layered, file: str) -> list[Mistake]:
+        """What neither the build nor the defaults name."""
+        missing = [key for key in ("recipe", "domains", "serving_profiles") if key not in parts.tree]
+        if not missing:
+            return []
+        lacking = "names no" if self.mapping("params.yaml").get("defaults") else "is missing, and with it"
+        what = f"`defaults` {lacking} {', '.join(missing)}; nor does {file} name any"
+        return [Mistake("params.yaml", what, "restore it: git checkout params.yaml; or name them in the build")]
+
     def _named(
         self, parts: Layered, key: str, word: str, model: type[Declared], mistakes: list[Mistake]
     ) -> Declared | None:
-        name = parts.tree.get(key)
+        if key not in parts.tree:
+            return None  # said already
+        name = parts.tree[key]
         if not isinstance(name, str):
             mistakes.append(Mistake(parts.where([key]), f"{key}: expected the name of a {word}, not {name!r}"))
             return None

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from dspark.config.declared import Mistake, suggestion
-from dspark.io.yamlfile import key_line
+from dspark.io.yamlfile import key_line, problem
 
 Keys = tuple[str, ...]
 ENVIRONMENT_PREFIX = "DSPARK_"
@@ -117,12 +117,12 @@ class Overlay:
 
 
 def flag_overrides(
-    flags: Iterable[str], sections: Sequence[str], alone: Sequence[str] = ()
+    flags: Iterable[str], sections: Mapping[str, Sequence[str]], alone: Sequence[str] = ()
 ) -> tuple[list[Override], list[Mistake]]:
     """Parse `section.key=value` flags; values are YAML (`3`, `1e-3`, `[a, b]`, `null`).
 
     Args:
-        sections: that have keys.
+        sections: with their keys.
         alone: keys that stand in no section.
     """
     found: list[Override] = []
@@ -139,12 +139,12 @@ def flag_overrides(
 
 
 def environment_overrides(
-    environment: Mapping[str, str], sections: Sequence[str], alone: Sequence[str] = ()
+    environment: Mapping[str, str], sections: Mapping[str, Sequence[str]], alone: Sequence[str] = ()
 ) -> tuple[list[Override], list[Mistake]]:
     """Parse `DSPARK_<SECTION>__<KEY>` variables; further keys follow after more double underscores.
 
     Args:
-        sections: that have keys.
+        sections: with their keys.
         alone: keys that stand in no section: `DSPARK_<KEY>`.
     """
     found: list[Override] = []
@@ -162,20 +162,27 @@ def _collect(
     keys: Keys,
     text: str,
     origin: Origin,
-    sections: Sequence[str],
+    sections: Mapping[str, Sequence[str]],
     alone: Sequence[str],
     found: list[Override],
     mistakes: list[Mistake],
 ) -> None:
     if keys not in {(key,) for key in alone} and (keys[0] not in sections or len(keys) < 2):
+        if keys[0] in sections:
+            hint = f"keys of {keys[0]}: {', '.join(sections[keys[0]])}"
+            mistakes.append(Mistake(origin.source, f"a key of {keys[0]!r} is missing", hint))
+            return
         listing = ", ".join([*sections, *(f"{key} (alone)" for key in alone)])
         hint = suggestion(keys[0], [*sections, *alone], f"sections: {listing}")
-        what = f"unknown section {keys[0]!r}" if keys[0] not in sections else f"a key of {keys[0]!r} is missing"
-        mistakes.append(Mistake(origin.source, what, hint))
+        mistakes.append(Mistake(origin.source, f"unknown section {keys[0]!r}", hint))
+        return
+    if not text.strip():
+        hint = "give one, `null` for none" if origin.layer == "flag" else "give one, `null` for none, or unset it"
+        mistakes.append(Mistake(origin.source, "it has no value", hint))
         return
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except YAMLError as reason:
-        mistakes.append(Mistake(origin.source, f"value is not valid YAML: {getattr(reason, 'problem', reason)}"))
+        mistakes.append(Mistake(origin.source, f"value is not valid YAML: {problem(reason)}"))
         return
     found.append(Override(keys, value, origin))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dspark.config.build import ALONE, FOLDERS, SECTIONS, BuildReader, ResolvedBuild, mistakes_of
+from dspark.config.build import ALONE, FOLDERS, SECTION_KEYS, BuildReader, ResolvedBuild, mistakes_of
 from dspark.config.declared import Mistake, Mistakes, declared_names, suggestion
 from dspark.config.gates import PATH as GATES
 from dspark.config.gates import read_gates
@@ -58,8 +58,8 @@ def resolve(
     """
     baselines, wrong_gates = _baselines(root)
     reader = BuildReader(root, baselines)
-    by_flag, wrong_flags = flag_overrides(flags, tuple(SECTIONS), ALONE)
-    by_variable, wrong_variables = environment_overrides(environment or {}, tuple(SECTIONS), ALONE)
+    by_flag, wrong_flags = flag_overrides(flags, SECTION_KEYS, ALONE)
+    by_variable, wrong_variables = environment_overrides(environment or {}, SECTION_KEYS, ALONE)
     name = _chosen_name(root, target, build)
     mistakes = [*wrong_variables, *wrong_flags, *wrong_gates]
     chosen: ResolvedBuild | None = None
@@ -72,7 +72,7 @@ def resolve(
     if target is not None and chosen.build.target.name != target:
         raise SettingsError(
             f"pipeline/builds/{name}.yaml: build {name!r} is for target {chosen.build.target.name!r}, not {target!r}",
-            f"name the build: dspark run --build {name}",
+            f"name the build alone: --build {name}",
         )
     declared: dict[str, ResolvedBuild] = {}
     broken: dict[str, SettingsError] = {}
@@ -119,7 +119,9 @@ def _baselines(root: Path) -> tuple[dict[str, str], list[Mistake]]:
 def _chosen_name(root: Path, target: str | None, build: str | None) -> str:
     name = build or target
     if name is None:
-        raise SettingsError("which build? name a target or a build", "dspark run --target NAME; dspark targets list")
+        raise SettingsError(
+            "which build? name a target or a build", "add --target NAME (all of them: dspark targets list)"
+        )
     names = build_names(root)
     if name in names:
         return name

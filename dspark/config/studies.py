@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dspark.config.build import ALONE, CORPUS_SECTIONS, FOLDERS, SECTIONS, BuildReader, mistakes_of
+from dspark.config.build import ALONE, CORPUS_SECTIONS, FOLDERS, SECTION_KEYS, SECTIONS, BuildReader, mistakes_of
 from dspark.config.declared import NAME, Mistake, Mistakes, read_declared, suggestion
 from dspark.config.layers import BUILT_IN, Layered, Origin, Overlay, Override, environment_overrides, flag_overrides
 from dspark.config.models import LoadSettings, Name, Settings
@@ -186,8 +186,8 @@ def resolve_study(
             "name a build that trains: --build NAME",
         )
     overrides = [
-        *environment_overrides(environment or {}, tuple(SECTIONS), ALONE)[0],
-        *flag_overrides(flags, tuple(SECTIONS), ALONE)[0],
+        *environment_overrides(environment or {}, SECTION_KEYS, ALONE)[0],
+        *flag_overrides(flags, SECTION_KEYS, ALONE)[0],
     ]
     mistakes = _set_what_varies(spec, overrides)
     taken = {*build_names(root)}

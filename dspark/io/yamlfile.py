@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from dspark.errors import SettingsError
+
+_AGAIN = "correct it, then give the same command again"
 
 
 def parse_yaml(text: str) -> Any:
@@ -23,7 +26,16 @@ def parse_yaml(text: str) -> Any:
     except YAMLError as reason:
         mark = getattr(reason, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ValueError(f"{where}not valid YAML: {getattr(reason, 'problem', None) or reason}") from None
+        raise ValueError(f"{where}not valid YAML: {problem(reason)}") from None
+
+
+def problem(reason: Exception) -> str:
+    """What is wrong with a text that is no YAML, in one line, without the lines around it."""
+    said = str(getattr(reason, "problem", None) or reason)
+    twice = re.match(
+        r'found duplicate key "(.*?)" with value', said
+    )  # the values that are told then are not the file's
+    return f"key {twice[1]!r} stands there twice" if twice else said
 
 
 def read_yaml(path: Path) -> Any:
@@ -40,7 +52,7 @@ def read_yaml(path: Path) -> Any:
     except (YAMLError, UnicodeDecodeError) as reason:
         mark = getattr(reason, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise SettingsError(f"{where}: not valid YAML: {getattr(reason, 'problem', None) or reason}") from None
+        raise SettingsError(f"{where}: not valid YAML: {problem(reason)}", _AGAIN) from None
 
 
 def key_line(path: Path, *keys: str) -> int | None:

@@ -81,7 +81,9 @@ def _sampling(model: Path) -> list[str]:
     try:
         chosen = Sampling.model_validate(keys)
     except ValidationError as error:
-        raise SettingsError(f"{path}: {validation_text(error)}") from None
+        raise SettingsError(
+            f"{path}: {validation_text(error)}", "correct that file, then add the target again"
+        ) from None
     return ["sampling:", *(f"  {key}: {value}" for key, value in chosen.model_dump().items())]
 
 
@@ -99,5 +101,5 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as reason:
-        raise SettingsError(f"{path}: not valid JSON: {reason}") from None
+        raise SettingsError(f"{path}: not valid JSON: {reason}", "copy or download it again") from None
     return value if isinstance(value, dict) else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.errors import PreflightError
-from dspark.targets.traits import unsupported
+from dspark.targets.traits import FAMILIES, unsupported
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -25,6 +25,8 @@ TEMPLATE = ("chat_template.jinja", "chat_template.json")
 # What a complete download holds, in the hub's pattern language.
 PATTERNS = (*CONFIGS, *TOKENIZER, *TEMPLATE, SINGLE, INDEX, "model-*.safetensors")
 _LAYOUT = "give a model folder in the transformers layout: dspark targets add NAME PATH"
+
+_COPY = "copy or download it again, then give the same command again"
 
 
 def missing(folder: Path) -> list[str]:
@@ -60,9 +62,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise PreflightError(f"{path}: file not found", _LAYOUT) from None
     except (OSError, ValueError) as reason:
-        raise PreflightError(f"{path}: not valid JSON: {reason}") from None
+        raise PreflightError(f"{path}: not valid JSON: {reason}", _COPY) from None
     if not isinstance(value, dict):
-        raise PreflightError(f"{path}: not a JSON object")
+        raise PreflightError(f"{path}: not a JSON object", _COPY)
     return value
 
 
@@ -79,7 +81,9 @@ def check_folder(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
     reason = unsupported(config)
     if reason:
-        raise PreflightError(f"{folder}: {reason}")
+        raise PreflightError(
+            f"{folder}: {reason}", f"name another: dspark targets add NAME PATH; types that work: {', '.join(FAMILIES)}"
+        )
     absent = missing(folder)
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickles and not any(folder.glob("*.safetensors")):
@@ -107,7 +111,7 @@ def _check_weights(path: Path) -> None:
         if 8 + length + end != size:
             raise ValueError(f"its header speaks of {8 + length + end} bytes, it has {size}")
     except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as reason:
-        raise PreflightError(f"{path}: not a whole safetensors file: {reason}", "copy or download it again") from None
+        raise PreflightError(f"{path}: not a whole safetensors file: {reason}", _COPY) from None
 
 
 def _indexed(folder: Path) -> list[str]:
@@ -116,8 +120,8 @@ def _indexed(folder: Path) -> list[str]:
     try:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as reason:
-        raise PreflightError(f"{path}: not an index of weights: {reason}") from None
+        raise PreflightError(f"{path}: not an index of weights: {reason}", _COPY) from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise PreflightError(f"{path}: names {name!r}, which is not a safetensors file beside it")
+            raise PreflightError(f"{path}: names {name!r}, which is not a safetensors file beside it", _COPY)
     return names

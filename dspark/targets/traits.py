@@ -149,7 +149,9 @@ def unsupported(config: Mapping[str, Any]) -> str | None:
         return _unknown(config, text)
     architectures = config.get("architectures") or [FAMILIES[model_type].architecture]
     if FAMILIES[model_type].architecture not in architectures:
-        return f"architectures {architectures} is not supported; supported are {_known()}"
+        return (
+            f"architectures {architectures} is not supported, only {FAMILIES[model_type].architecture} of {model_type}"
+        )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown method")
         return f"its weights are quantised ({method}); supply the model before quantisation"
@@ -194,9 +196,5 @@ def _unknown(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
         )
     architectures = config.get("architectures") or []
     if architectures and not any("CausalLM" in name or "ConditionalGeneration" in name for name in architectures):
-        return f"architectures {architectures} has no head that continues a text; supported are {_known()}"
-    return f"model_type {model_type!r} is not supported; supported are {_known()}"
-
-
-def _known() -> str:
-    return ", ".join(f"{name} ({family.architecture})" for name, family in FAMILIES.items())
+        return f"architectures {architectures} has no head that continues a text"
+    return f"model_type {model_type!r} is not supported" if model_type else "its config.json names no model_type"

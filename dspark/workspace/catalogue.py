@@ -19,13 +19,16 @@ from dspark.workspace.layout import Workspace
 from dspark.workspace.listener import ListenedProgress, Listener
 from dspark.workspace.lock import run_lock
 
+# damaged: its record cannot be read; broken: the file that declares it has mistakes
+State = Literal["fetched", "not fetched", "damaged", "broken"]
+
 
 @dataclass(frozen=True)
 class TargetDescription:
     """One target as a list shows it."""
 
     name: str
-    state: Literal["fetched", "not fetched", "broken"]
+    state: State
     source: str
     description: str
     facts: dict[str, str] = field(default_factory=dict)
@@ -53,13 +56,16 @@ def describe_target(workspace: Workspace, name: str) -> TargetDescription:
         SettingsError: it does not exist, or its file has mistakes.
     """
     spec = read_target(workspace.root / FOLDERS["target"], name, root=workspace.root)
-    current = fetch.is_current(workspace, spec)
+    state: State = "fetched" if fetch.is_current(workspace, spec) else "not fetched"
+    path = workspace.target_record(name)
     facts = {"declared_in": f"{FOLDERS['target']}/{name}.yaml", "dtype": spec.dtype}
     try:
-        facts |= _facts(read_record(workspace.target_record(name)))
-    except DataError:
+        facts |= _facts(read_record(path))
+    except DataError as error:
         facts["record"] = "none yet"
-    return TargetDescription(name, "fetched" if current else "not fetched", _source(spec), spec.description, facts)
+        if path.exists():
+            state, facts["record"] = "damaged", f"{error.message}: {error.hint}"
+    return TargetDescription(name, state, _source(spec), spec.description, facts)
 
 
 def add_local_target(workspace: Workspace, name: str, path: Path) -> Path:

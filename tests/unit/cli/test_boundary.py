@@ -167,6 +167,12 @@ def test_a_stop_while_modules_are_loaded_is_one_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
 
 
+def test_a_verb_that_has_verbs_shows_them_when_it_is_given_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["package"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("Usage: dspark package") and "verify" in told and "Error" not in told
+
+
 def test_tracebacks_are_shown_only_with_debug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,19 @@ def moved_folder(root: Path, patch: pytest.MonkeyPatch) -> None:
     (root / "pipeline/targets/mine.yaml").write_text("source: {kind: folder, path: /nowhere}\n")
 
 
+def emptied(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "params.yaml").write_text("")
+
+
+def half_target(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "pipeline/targets/mine.yaml").write_text("source: {kind: folder\n")
+
+
+def half_model(root: Path, patch: pytest.MonkeyPatch) -> None:
+    checkpoint(root, patch)
+    (root / "drafter/config.json").write_text("{")
+
+
 def checkpoint(root: Path, patch: pytest.MonkeyPatch) -> None:
     (root / "drafter").mkdir()
     (root / "drafter/config.json").write_text("{}")
@@ -114,6 +127,7 @@ def closed_port() -> str:
 
 
 BUILD, DAG = "pipeline/builds/tiny.yaml", "dvc.yaml"
+TWICE = "target: tiny\ntarget: tiny\n"
 AWAY = closed_port()
 MISTAKES: dict[str, Mistake] = {
     "no workspace": Mistake("run --target tiny", 3, "is not inside a workspace", "dspark init DIR", elsewhere),
@@ -125,11 +139,17 @@ MISTAKES: dict[str, Mistake] = {
     "misspelt subverb": Mistake("targets lst", 2, "dspark targets has no verb 'lst'", "did you mean 'list'?"),
     "misspelt option": Mistake("run --traget tiny", 2, "No such option", "dspark run --help"),
     "forgotten argument": Mistake("package verify", 2, "Missing argument", "dspark package verify --help"),
+    "an option without its value": Mistake("run --target", 2, "requires an argument", "dspark run --help"),
+    "a target without its option": Mistake("run tiny", 2, "extra argument", "did you mean dspark run --target tiny?"),
+    "an option of other programs": Mistake("run --dry-run", 2, "No such option", "dspark plan --target NAME"),
+    "a target without its name": Mistake("targets show", 2, "Missing argument", "dspark targets show --help"),
+    "a target without its folder": Mistake("targets add mine", 2, "Missing argument", "dspark targets add --help"),
+    "a plan of nothing": Mistake("plan", 2, "which build?", "add --target NAME"),
     "no name": Mistake("run", 2, "which build?", "dspark targets list"),
     "misspelt target": Mistake("run --target tinny", 2, "target 'tinny' does not exist", "did you mean 'tiny'?"),
     "misspelt build": Mistake("run --build tinny", 2, "build 'tinny' does not exist", "did you mean 'tiny'?"),
     "a build of another target": Mistake(
-        "run --target tiny --build smollm2-135m", 2, "is for target 'smollm2-135m', not 'tiny'", "dspark run --build"
+        "run --target tiny --build smollm2-135m", 2, "is for target 'smollm2-135m', not 'tiny'", "--build smollm2-135m"
     ),
     "misspelt setting": Mistake(
         "plan --target tiny --set training.stpes=5", 2, "--set training.stpes=5", "did you mean 'steps'?"
@@ -139,6 +159,12 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "a setting without a value": Mistake(
         "plan --target tiny --set training.steps", 2, "expected section.key=value", "--set training.steps=500"
+    ),
+    "a section for a setting": Mistake(
+        "plan --target tiny --set training=5", 2, "a key of 'training' is missing", "keys of training: "
+    ),
+    "a setting of nothing": Mistake(
+        "plan --target tiny --set training.steps=", 2, "it has no value", "give one, `null` for none"
     ),
     "text for a number": Mistake(
         "plan --target tiny --set training.steps=many", 2, "must be a whole number, not 'many'", "dspark config show"
@@ -154,6 +180,19 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "a build that is no YAML": Mistake(
         "plan --target tiny", 2, "not valid YAML", BUILD, edited(BUILD, "training:", "training: [")
+    ),
+    "a key that stands twice": Mistake(
+        "plan --target tiny",
+        2,
+        f"{BUILD}:4: not valid YAML: key",
+        "command again",
+        edited(BUILD, "target: tiny\n", TWICE),
+    ),
+    "an empty params.yaml": Mistake(
+        "plan --target tiny", 2, "params.yaml: `defaults` is missing", "git checkout params.yaml", emptied
+    ),
+    "a target's file that is no YAML": Mistake(
+        "targets show mine", 2, "mine.yaml:2: not valid YAML", "give the same command again", half_target
     ),
     "a recipe that is not there": Mistake(
         "plan --target tiny",
@@ -176,6 +215,10 @@ MISTAKES: dict[str, Mistake] = {
         "run --target qwen3-8b", 3, "qwen3-8b", "dspark targets add", variable("HF_HUB_OFFLINE", "1")
     ),
     "a model folder that is not there": Mistake("targets add mine nowhere", 3, "nowhere", "dspark targets add"),
+    "a model of another kind": Mistake("targets add mine drafter", 3, "names no model_type", "targets add", checkpoint),
+    "a model folder that was cut off": Mistake(
+        "targets add mine drafter", 3, "config.json: not valid JSON", "download it again", half_model
+    ),
     "a name that is taken": Mistake("targets add tiny .", 2, "target 'tiny' exists", "dspark targets add NAME PATH"),
     "no extra": Mistake(
         "run --target tiny", 3, "not installed: torch", "pip install 'dspark[pipeline,cpu]", without("torch")

@@ -235,6 +235,10 @@ def test_a_name_that_contradicts_its_file_is_refused(root: Path) -> None:
         ("target: small\ntraining: 3\n", "training: expected `key: value` lines"),
         ("- target\n", "expected `key: value` lines, found a list"),
         ("target: [\n", "not valid YAML"),
+        (
+            "target: small\ntraining:\n  steps: 1\n  steps: 2\n",
+            "mine.yaml:4: not valid YAML: key 'steps' stands there twice",
+        ),
         ("target: small\ncorpus: No Name\n", "corpus.name: must be a name of a-z, 0-9"),
     ],
 )
@@ -253,7 +257,17 @@ def test_mistakes_in_params_are_found(root: Path) -> None:
     text = str(caught.value)
     assert "params.yaml:1: unknown key 'defaults.domain'" in text
     assert "params.yaml:2: unknown key 'trainin'" in text
-    assert "domains: at least one is needed" in text
+    assert "params.yaml: `defaults` names no domains; nor does pipeline/builds/small.yaml name any" in text
+
+
+@pytest.mark.parametrize("text", ["", "training: {}\n", "defaults:\n"])
+def test_parameters_without_defaults_are_said_to_have_none(root: Path, text: str) -> None:
+    write(root, "params.yaml", text)
+    with pytest.raises(Mistakes) as caught:
+        resolve(root, target="small")
+    (mistake,) = caught.value.mistakes
+    assert str(mistake).startswith("params.yaml: `defaults` is missing, and with it recipe, domains, serving_profiles")
+    assert "git checkout params.yaml" in mistake.hint
 
 
 def test_files_of_templates_are_no_declarations(root: Path) -> None:
@@ -275,6 +289,7 @@ def test_every_target_and_every_build_file_is_a_build(root: Path) -> None:
         ("training", "expected section.key=value"),
         ("training.=3", "expected section.key=value"),
         ("training=3", "a key of 'training' is missing"),
+        ("training.steps=", "--set training.steps=: it has no value"),
         ("training.steps=[", "not valid YAML"),
     ],
 )

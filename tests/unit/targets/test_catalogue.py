@@ -58,7 +58,7 @@ def test_a_folder_that_recommends_nothing_gets_the_defaults(tmp_path, make_folde
     ("change", "reason"),
     [
         ({"model_type": "mamba"}, r"a state from token to token.*\(model_type 'mamba'\)"),
-        ({"model_type": "nobody"}, "model_type 'nobody' is not supported; supported are llama"),
+        ({"model_type": "nobody"}, "model_type 'nobody' is not supported$"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
@@ -67,8 +67,9 @@ def test_a_folder_that_recommends_nothing_gets_the_defaults(tmp_path, make_folde
     ],
 )
 def test_a_model_that_cannot_be_a_target_is_refused_with_the_reason(tmp_path, make_folder, change, reason):
-    with pytest.raises(PreflightError, match=reason):
+    with pytest.raises(PreflightError, match=reason) as caught:
         add_target(tmp_path, "mine", make_folder(**change))
+    assert "dspark targets add NAME PATH" in caught.value.hint and "qwen3" in caught.value.hint
     assert list_targets(tmp_path) == []
 
 
