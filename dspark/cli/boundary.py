@@ -36,7 +36,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return USAGE
     except click.ClickException as error:
         hint = way_on(error, arguments) if isinstance(error, click.UsageError) else ""
-        return _report(error.format_message(), hint, USAGE, as_json)
+        message = error.format_message().replace("\n\t", " ")  # where click lists choices, one a line
+        return _report(message, hint, USAGE, as_json)
     except DsparkError as error:
         if debug:
             _traceback()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -64,9 +64,21 @@ class Verbs(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or suggest one."""
-        suggest(context, arguments[0], VERBS)
+        """Find the verb, or suggest one; `dspark verify` for `dspark package verify` is a frequent slip."""
+        name = arguments[0]
+        known = name in VERBS or context.resilient_parsing
+        inside = [] if known else self._groups_with(context, name)
+        suggest(context, name, VERBS, inside)
         return super().resolve_command(context, arguments)
+
+    def _groups_with(self, context: click.Context, name: str) -> list[str]:
+        """Whole commands that end in a word that is no verb by itself; loads every verb."""
+        found = ((verb, self.get_command(context, verb)) for verb in VERBS)
+        return [
+            f"dspark {verb} {name}"
+            for verb, group in found
+            if isinstance(group, click.Group) and name in group.commands
+        ]
 
 
 class Subverbs(click.Group):
@@ -80,16 +92,19 @@ class Subverbs(click.Group):
         return super().resolve_command(context, arguments)
 
 
-def suggest(context: click.Context, name: str, known: Iterable[str]) -> None:
+def suggest(context: click.Context, name: str, known: Iterable[str], inside: Sequence[str] = ()) -> None:
     """Refuse an unknown verb with the nearest known one.
 
+    Args:
+        known: verbs of the group.
+        inside: whole commands that probably were meant.
     Raises:
         UsageError: `name` is no verb of the group.
     """
     if name in known or name.startswith("-") or context.resilient_parsing:  # the last: the tab key
         return
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?  " if near else ""
+    near = inside or difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?  " if near else ""
     raise click.UsageError(
         f"{context.command_path} has no verb {name!r}\n  {hint}all verbs: {context.command_path} --help"
     )

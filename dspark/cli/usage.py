@@ -19,7 +19,7 @@ def way_on(error: click.UsageError, arguments: Sequence[str]) -> str:
         error: click's; one of ours that names the way on itself, in a line of its own, needs no other.
         arguments: the command line without `dspark`.
     """
-    if "\n" in error.format_message():
+    if "\n  " in error.format_message():
         return ""
     path, command = _asked_for(arguments)
     manual = f"see {path} --help"

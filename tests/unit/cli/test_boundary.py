@@ -97,6 +97,11 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["rn"], "Error: dspark has no verb 'rn'", "did you mean 'run'?"),
         (["targets", "lst"], "Error: dspark targets has no verb 'lst'", "did you mean 'list'?"),
         (["package", "verfy", "x"], "Error: dspark package has no verb 'verfy'", "did you mean 'verify'?"),
+        (
+            ["verify", "x"],
+            "Error: dspark has no verb 'verify'",
+            "did you mean 'dspark store verify' or 'dspark package verify'?",
+        ),
         (["xyz"], "Error: dspark has no verb 'xyz'", "all verbs: dspark --help"),
     ],
 )

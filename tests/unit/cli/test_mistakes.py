@@ -136,6 +136,8 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "a workspace within a workspace": Mistake("init more", 3, "lies inside the workspace", "dspark init DIR", inside),
     "misspelt verb": Mistake("rnu --target tiny", 2, "dspark has no verb 'rnu'", "did you mean 'run'?"),
+    "a subverb without its verb": Mistake("pull", 2, "dspark has no verb 'pull'", "'dspark package pull'"),
+    "one of a few words left out": Mistake("completion", 2, "Choose from: bash,", "dspark completion --help"),
     "misspelt subverb": Mistake("targets lst", 2, "dspark targets has no verb 'lst'", "did you mean 'list'?"),
     "misspelt option": Mistake("run --traget tiny", 2, "No such option", "dspark run --help"),
     "forgotten argument": Mistake("package verify", 2, "Missing argument", "dspark package verify --help"),
