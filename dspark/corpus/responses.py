@@ -147,7 +147,7 @@ def generate_responses(
             answered again.
         samples: answers to each prompt.
     Raises:
-        DataError: a prompt too long for the target.
+        DataError: a prompt too long for the target, or logits that are not finite (names the prompt).
         Interrupted: finished batches are kept.
     """
     from dspark.targets.generation import generate
@@ -174,6 +174,7 @@ def generate_responses(
             sampling=sampling,
             seed=int(batch.digest[:15], 16),
             on_step=progress.advance,
+            names=[prompt.id for prompt, _ in batch.rows],
         )
         for damaged in (path, path.with_suffix(".json")):  # in this order: without its entry a batch would be believed
             damaged.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The catalogue of targets: `pipeline/targets/<name>.yaml`, one file each. Loads no torch."""
+"""The catalogue of targets: `pipeline/targets/<name>.yaml`, one file each. Only adding one loads transformers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dspark.errors import SettingsError
 from dspark.io.atomic import write_text
 from dspark.io.jsonfile import validation_text
 from dspark.targets.layout import TEMPLATE, check_folder
+from dspark.targets.weights import check_weights
 
 
 def list_targets(folder: Path) -> list[str]:
@@ -36,13 +37,14 @@ def read_target(folder: Path, name: str, *, root: Path | None = None) -> TargetS
 def add_target(folder: Path, name: str, model: Path) -> Path:
     """Declare a local model folder as the target `name`; nothing is copied.
 
-    dtype, sampling and thinking mode are taken from the model's own files and written out, to be read and changed.
+    Of the weights only headers are read. dtype, sampling and thinking mode are taken from the model's own files and
+    written out, to be read and changed.
 
     Returns:
         the YAML file written.
     Raises:
         SettingsError: a name that is taken or cannot be one.
-        PreflightError: the folder cannot be a target, with the reason.
+        PreflightError: the folder cannot be a target, or its weights are not those of its config, with the reason.
     """
     path = folder / f"{name}.yaml"
     if not NAME.match(name):
@@ -52,6 +54,7 @@ def add_target(folder: Path, name: str, model: Path) -> Path:
         raise SettingsError(f"{path}: target {name!r} exists", hint)
     model = model.expanduser().resolve()
     config = check_folder(model)
+    check_weights(model, config)
     lines = [
         f"# Declared by `dspark targets add {name}`. The files stay where they are.",
         "source:",

@@ -57,6 +57,7 @@ def generate(
     sampling: Sampling,
     seed: int,
     on_step: Callable[[int], None] = lambda settled: None,
+    names: Sequence[str] | None = None,
 ) -> list[Continuation]:
     """Continue a batch of prompts until each reaches an end-of-sequence token or its limit.
 
@@ -66,8 +67,9 @@ def generate(
         seed: of all draws of this batch.
         on_step: called after every step with the number of tokens it settled, drawn or no longer to come, of
             `max_new_tokens` per prompt; may raise to stop.
+        names: of the prompts, for messages; None: their places in the batch.
     Raises:
-        DataError: a prompt that is empty or leaves no room for a token.
+        DataError: a prompt that is empty or leaves no room for a token, or logits that are NaN or infinite.
     """
     room = target.record.max_position
     for number, prompt in enumerate(prompts):
@@ -82,7 +84,9 @@ def generate(
     while True:
         uniforms = torch.rand(len(prompts), generator=generator, dtype=torch.float64)
         uniforms = uniforms[[row.number for row in rows]].to(target.device)
-        tokens = draw(target.logits(last_hidden), sampling, uniforms)
+        logits = target.logits(last_hidden)
+        _refuse_non_finite(logits, target, rows, names)
+        tokens = draw(logits, sampling, uniforms)
         settled = 0
         for row, token in zip(rows, tokens.tolist(), strict=True):
             if row.said.finish_reason is None:
@@ -105,6 +109,21 @@ def generate(
         cache.advance(1)
         positions = positions + 1
         last_hidden = hidden[:, 0]
+
+
+def _refuse_non_finite(logits: Tensor, target: Target, rows: Sequence[_Row], names: Sequence[str] | None) -> None:
+    """Refuse logits that no token can be drawn from: NaN anywhere in a row, or its largest infinite."""
+    # A masked token's -inf draws nothing and is fine; NaN is handed on by the maximum.
+    broken = (~logits.amax(dim=-1).isfinite()).nonzero()[:, 0].tolist()
+    row = next((rows[index] for index in broken if rows[index].said.finish_reason is None), None)
+    if row is None:
+        return
+    prompt = f"prompt {names[row.number]!r}" if names is not None else f"prompt {row.number} of the batch"
+    raise DataError(
+        f"NaN or infinity in the logits of target {target.record.name!r} after {prompt} and "
+        f"{len(row.said.token_ids)} tokens of its answer (computed in {target.dtype_name})",
+        "set the target's dtype to bfloat16 or float32; if it is, the model's weights do not work",
+    )
 
 
 def _prefill(target: Target, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[ColumnCache, Tensor, Tensor]:

@@ -68,6 +68,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return value
 
 
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model folder by name, from the headers of its weights alone.
+
+    Raises:
+        PreflightError: a file that was cut off or is none.
+    """
+    return {name: shape for file in weight_files(folder) for name, shape in _header(folder / file).items()}
+
+
 def check_folder(folder: Path) -> dict[str, Any]:
     """Refuse a folder that cannot be a target, with the reason; loads no torch and reads headers of weights only.
 
@@ -94,12 +103,12 @@ def check_folder(folder: Path) -> dict[str, Any]:
     if absent:
         raise PreflightError(f"{folder}: missing {', '.join(absent)}", "complete the folder")
     for name in weight_files(folder):
-        _check_weights(folder / name)
+        _header(folder / name)
     return config
 
 
-def _check_weights(path: Path) -> None:
-    """Refuse a safetensors file that is not as long as its header says: a copy or download that was cut off."""
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name; a file that is not as long as its header says, a copy or download cut off, is refused."""
     size = path.stat().st_size
     try:
         with path.open("rb") as handle:
@@ -107,9 +116,11 @@ def _check_weights(path: Path) -> None:
             if not 0 < length <= size - 8:
                 raise ValueError("it has no header")
             header = json.loads(handle.read(length))
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         if 8 + length + end != size:
             raise ValueError(f"its header speaks of {8 + length + end} bytes, it has {size}")
+        return {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError) as reason:
         raise PreflightError(f"{path}: not a whole safetensors file: {reason}", _COPY) from None
 

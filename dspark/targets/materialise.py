@@ -16,7 +16,7 @@ from dspark.io.atomic import write_if_changed
 from dspark.io.digest import digest_json
 from dspark.io.jsonfile import model_json, pretty_json
 from dspark.io.progress import Progress
-from dspark.targets import hub, layout, served, shelf, wheel
+from dspark.targets import hub, layout, served, shelf, weights, wheel
 from dspark.targets.record import STORE, TargetRecord, public_id, public_source, read_record, spread_taps
 
 # Raised whenever the same source would give other files: it is part of what finds them again.
@@ -29,7 +29,7 @@ def materialise(spec: TargetSpec, *, root: Path, progress: Progress | None = Non
     Args:
         root: the workspace.
     Raises:
-        PreflightError: files are missing or unsuitable; says which and what to do.
+        PreflightError: files are missing or unsuitable, or weights not finite; says which and what to do.
         ServiceError: the package index or the hub stopped answering.
         SettingsError: the specification does not fit the model.
         IntegrityError: a fetched file is not the declared one.
@@ -169,9 +169,10 @@ def _obtain(spec: TargetSpec, root: Path, progress: Progress) -> tuple[shelf.Ori
         key = _key(spec, root, revision)
     else:
         folder = _folder(source, root)
-    layout.check_folder(folder)
-    names = layout.target_files(folder)
-    progress.start(f"read {spec.name}", len(names), unit="files")
+    weights.check_weights(folder, layout.check_folder(folder))
+    names, checked = layout.target_files(folder), layout.weight_files(folder)
+    progress.start(f"read {spec.name}", len(names) + len(checked), unit="files")
+    weights.check_finite(folder, spec.dtype, progress.advance)
     found = shelf.put(
         root,
         key,

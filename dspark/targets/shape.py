@@ -75,7 +75,11 @@ class TargetShape:
         width, own = self.hidden_size, self.layer_input_size * len(self.layers)
         ends = self.vocab_size * width * (1 if self.tie_word_embeddings else 2) + width
         beside = self.layer_input_vocab * own + width * own + self.layer_input_size
-        return ends + beside + sum(self._layer(layer, layer.experts) for layer in self.layers)
+        return ends + beside + sum(map(self.layer_parameters, range(len(self.layers))))
+
+    def layer_parameters(self, number: int) -> int:
+        """Weights of one layer, all its experts included."""
+        return self._layer(self.layers[number], self.layers[number].experts)
 
     @property
     def products_per_token(self) -> int:

@@ -114,3 +114,34 @@ def test_every_step_reports_the_tokens_it_settled_and_may_stop_the_work(target):
 
     with pytest.raises(KeyboardInterrupt):
         run(target, on_step=stop)
+
+
+def spoiled(target, monkeypatch, step, value, row):
+    """The target with one logit of a row replaced at a step, counted from 0."""
+    logits, calls = target.logits, iter(range(1000))
+
+    def answer(hidden):
+        found = logits(hidden)
+        if next(calls) == step:
+            found[row, 17] = value
+        return found
+
+    monkeypatch.setattr(target, "logits", answer)
+    return target
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, HOT])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("names", [None, ["a", "b", "c", "d"]])
+def test_logits_that_are_no_numbers_are_refused_with_the_prompt(family, monkeypatch, sampling, value, names):
+    target = spoiled(family("qwen3"), monkeypatch, step=2, value=value, row=1)
+    said = "prompt 'b'" if names else "prompt 1 of the batch"
+    with pytest.raises(DataError, match=f"target 'qwen3' after {said} and 2 tokens"):
+        monkeypatch.setattr(target, "eos_token_ids", frozenset())
+        run(target, sampling=sampling, names=names)
+
+
+def test_a_token_that_can_never_be_drawn_is_no_fault(family, monkeypatch):
+    """A logit of minus infinity is how models mask a token."""
+    target = spoiled(family("qwen3"), monkeypatch, step=0, value=float("-inf"), row=0)
+    assert all(row.token_ids for row in run(target))
