@@ -24,6 +24,8 @@ def main(inputs, paths, progress):
 
     torch.set_num_threads(threads(inputs.profile))
     record = read_record(paths.target)
+    cost = read_model(paths.cost, CostReport) if paths.cost.is_file() else None
+    unmeasured = f"serving profile {inputs.profile.name} was not profiled"
     measured, fastest = serving_device(inputs.profile), accelerator()
 
     def load(dtype, device=measured):
@@ -44,7 +46,8 @@ def main(inputs, paths, progress):
         paths.out,
         training_domains=inputs.training_domains,
         calibration=read_report(paths.build / "calibrate" / "calibration.json"),
-        cost=read_model(paths.cost, CostReport).scheduling if paths.cost.is_file() else None,
+        cost=cost.scheduling if cost is not None else None,
+        no_cost=cost.why_no_curve if cost is not None else unmeasured,
         backends=backends,
         rivals=[rival_drafter(paths.workspace, digest, record) for digest in inputs.against],
         sampled=partial(load, device=fastest) if fastest != measured else None,

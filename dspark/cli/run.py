@@ -77,6 +77,8 @@ def show(report: Report) -> None:
     for told in summary.verdict.lines:
         click.echo(f"  {told}")
     print_table([(f"  {line.name}", str(line)) for line in summary.lines])
+    for note in summary.notes:
+        click.echo(f"note     {note}")
     click.echo(f"package  {summary.package}")
     click.echo(f"digest   {summary.package_digest}")
     if summary.model_name:

@@ -26,10 +26,11 @@ class EngineInputs:
         drafter: the drafter's architecture.
         target: the target it belongs to.
         scheduler: temperatures and cost models.
-        profile: the serving profile whose cost curve is written, a key of `scheduler.curves`.
+        profile: the serving profile whose cost curve is written, a key of `scheduler.curves`; "": there is no curve.
         fingerprint: of the engine and machine that the curve was measured on.
         model_errors: how well the curve and the additive cost of the profile explain its steps; None: not known.
         temperature: of the traffic's sampling, which chooses the calibration; None: the one recommended for the target.
+        no_curve: why there is no cost curve, where `profile` has none; None: nothing more is known than that.
         provenance: more that may travel inside the engine's files (digests, counts); JSON values.
     """
 
@@ -41,6 +42,14 @@ class EngineInputs:
     temperature: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     model_errors: ModelErrors | None = None
+    no_curve: str | None = None
+
+    @property
+    def why_no_curve(self) -> str | None:
+        """Why nothing can be scheduled by a cost curve; None: there is one."""
+        if self.profile in self.scheduler.curves:
+            return None
+        return self.no_curve or f"no cost curve for serving profile {self.profile!r}"
 
     @property
     def sampling_temperature(self) -> float:

@@ -6,7 +6,7 @@ SGLang accepts nonsense silently: flat, rising, one-point or negative tables swi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspark.engines.base import (
@@ -39,6 +39,7 @@ TARGETS = frozenset(
 ENVIRONMENT = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
 WHOLE_BLOCKS = {"SGLANG_RAGGED_VERIFY_MODE": "static"}  # all that there is for a drafter without that head
 _TABLE_FLAG = "--speculative-dspark-sps-table-path"
+_TEMPERATURES_FLAG = "--speculative-dspark-confidence-sts-path"
 CURVE_FILE, ADDITIVE_FILE = "sps.json", "sps-2d.json"
 
 
@@ -61,24 +62,29 @@ class SGLangEngine:
     def files(self, inputs: EngineInputs) -> dict[str, bytes]:
         """`sps.json`, `sps-2d.json` where requests and tokens were told apart, `sts.json`, `env` and `launch.sh`.
 
-        For a drafter without a confidence head these are `env` and `launch.sh`: whole blocks are verified.
+        For a drafter without a confidence head these are `env` and `launch.sh`: whole blocks are verified. So they are
+        without a cost curve, but the temperatures, which need none, are there for when it was measured.
 
         Raises:
-            SettingsError: the target's family is not served, or the profile has no cost curve.
+            SettingsError: the target's family is not served.
             CalibrationError: temperatures that SGLang would not start with, or none for this traffic.
         """
         require_support(self, inputs.drafter)
         if not inputs.drafter.confidence:
             return {"env": environment_file(WHOLE_BLOCKS), "launch.sh": _launch_fixed(inputs)}
-        curve = inputs.scheduler.curve(inputs.profile)
         calibration = calibration_for(inputs.scheduler.calibrations, inputs.sampling_temperature)
+        temperatures = json_bytes(sts_table(calibration, inputs.drafter.gamma, inputs.provenance))
+        if inputs.why_no_curve is not None:
+            launch = _launch_without_costs(inputs, inputs.why_no_curve, calibration)
+            return {"sts.json": temperatures, "env": environment_file(WHOLE_BLOCKS), "launch.sh": launch}
+        curve = inputs.scheduler.curve(inputs.profile)
         measured = {"profile": inputs.profile, "fingerprint": dict(inputs.fingerprint), **inputs.provenance}
         tables = {CURVE_FILE: json_bytes(sps_table(curve, measured))}
         if inputs.additive is not None:
             tables[ADDITIVE_FILE] = json_bytes(additive_table(inputs.additive, measured))
         return {
             **tables,
-            "sts.json": json_bytes(sts_table(calibration, inputs.drafter.gamma, inputs.provenance)),
+            "sts.json": temperatures,
             "env": environment_file(ENVIRONMENT),
             "launch.sh": _launch(inputs, calibration),
         }
@@ -159,12 +165,29 @@ def _arguments(inputs: EngineInputs) -> list[tuple[str, str]]:
 
 
 def _launch_fixed(inputs: EngineInputs) -> bytes:
+    reason = "The drafter has no confidence head, which SGLang's scheduling modes refuse: whole blocks are verified."
+    return _launch_static(inputs, [reason])
+
+
+def _launch_without_costs(inputs: EngineInputs, reason: str, calibration: Temperatures) -> bytes:
+    return _launch_static(
+        inputs,
+        [
+            f"There is no cost table to schedule by, so whole blocks are verified: {reason}.",
+            "To schedule, measure one where this is served: python -m sglang.benchmark.dspark_sps_profiler. Then set",
+            f"SGLANG_RAGGED_VERIFY_MODE=compact in env, and: bash launch.sh {_TABLE_FLAG} YOURS",
+            f"{_TEMPERATURES_FLAG} sts.json. That file holds the calibration made at {calibration}.",
+        ],
+    )
+
+
+def _launch_static(inputs: EngineInputs, why: Sequence[str]) -> bytes:
     return launch_script(
         inputs,
         about=[
             f"Serve {inputs.target.name} with its drafter in SGLang {VERSION}, as a DSpark drafter.",
             "dspark wrote this script by the released formats and has NOT run it: no SGLang was at hand.",
-            "The drafter has no confidence head, which SGLang's scheduling modes refuse: whole blocks are verified.",
+            *why,
             "Further arguments go to SGLang: bash launch.sh --port 30000",
         ],
         environment="env",
@@ -194,6 +217,6 @@ def _launch(inputs: EngineInputs, calibration: Temperatures) -> bytes:
         arguments=[
             *_arguments(inputs),
             (_TABLE_FLAG, ADDITIVE_FILE if inputs.additive_is_closer else CURVE_FILE),
-            ("--speculative-dspark-confidence-sts-path", "sts.json"),
+            (_TEMPERATURES_FLAG, "sts.json"),
         ],
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspark.engines.base import EngineInputs, calibration_for, json_bytes, launch_script, require_support
-from dspark.errors import CalibrationError, SettingsError
+from dspark.errors import CalibrationError
 from dspark.scheduling.additive import AdditiveCost
 from dspark.scheduling.survival import check_temperatures
 
@@ -101,10 +101,11 @@ def _milliseconds(seconds: Sequence[float]) -> list[float]:
 
 def _missing(inputs: EngineInputs) -> str | None:
     """What scheduling lacks, or None: a cost curve, or a calibration for the traffic."""
+    if inputs.why_no_curve is not None:
+        return inputs.why_no_curve
     try:
-        inputs.scheduler.curve(inputs.profile)
         calibration_for(inputs.scheduler.calibrations, inputs.sampling_temperature)
-    except (SettingsError, CalibrationError) as reason:
+    except CalibrationError as reason:
         return reason.message
     return None
 

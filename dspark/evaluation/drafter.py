@@ -33,6 +33,8 @@ from dspark.scheduling.cost import StepCost
 from dspark.scheduling.prefix import PrefixScheduler
 from dspark.targets.loading import Target
 
+SCHEDULED_ARM = "torch scheduled"
+
 Load = Callable[[DType], tuple[Target, Drafter]]
 Backends = Callable[[Target], Mapping[str, Proposer]]
 
@@ -46,6 +48,7 @@ def evaluate_drafter(
     training_domains: Sequence[str],
     calibration: CalibrationReport | None = None,
     cost: StepCost | None = None,
+    no_cost: str | None = None,
     backends: Backends | None = None,
     rivals: Sequence[RivalDrafter] = (),
     sampled: Load | None = None,
@@ -66,6 +69,7 @@ def evaluate_drafter(
         calibration: temperatures of the confidence head; None: only raw confidences.
         cost: of the machine's steps, for an arm with policy `scheduled`; None, or a drafter without a confidence head:
             no such arm.
+        no_cost: why there are none, for `absent` of the metrics.
         backends: further proposers on the same drafter for the throughput comparison, by name.
         rivals: drafters of other packages of this target, which decode the same prompts at every temperature.
         sampled: the same on a faster device, for temperatures above 0, where only acceptance is measured; None: `load`.
@@ -116,9 +120,17 @@ def evaluate_drafter(
         seed=settings.seed,
         temperatures=metrics,
         throughput=throughput,
+        absent=_absent(drafter, cost, no_cost),
     )
     write_model(out / "metrics.json", report)
     return report
+
+
+def _absent(drafter: Drafter, cost: StepCost | None, no_cost: str | None) -> dict[str, str]:
+    """What the throughput comparison lacks, and why."""
+    if not drafter.config.confidence:
+        return {SCHEDULED_ARM: "the drafter has no confidence head"}
+    return {} if cost is not None else {SCHEDULED_ARM: no_cost or "no step times were measured"}
 
 
 class _Loaded:
@@ -179,7 +191,7 @@ def measure_throughput(
     arms += [Arm(f"{name} fixed", proposer, Fixed()) for name, proposer in proposers.items()]
     if cost is not None and drafter.config.confidence:
         scheduler = PrefixScheduler(cost, drafter.config.gamma, temperatures_of(calibration, 0.0))
-        arms.append(Arm("torch scheduled", proposers["torch"], Scheduled(scheduler)))
+        arms.append(Arm(SCHEDULED_ARM, proposers["torch"], Scheduled(scheduler)))
     progress.start("measure throughput", len(arms) * settings.throughput_rounds, unit="rounds")
     return compare(
         target,

@@ -204,9 +204,23 @@ def _engine_inputs(sources: Sources, scheduler: SchedulerConfig, engine: str, st
         profile=chosen,
         fingerprint=cost.fingerprint if cost else {},
         model_errors=cost.model_errors if cost else None,
+        no_curve=None if chosen else _why_no_curve(sources),
         temperature=sources.record.sampling.temperature,
         provenance={"drafter_weights_sha256": own["weights_sha256"], "target_digest": sources.record.digest},
     )
+
+
+def _why_no_curve(sources: Sources) -> str:
+    """Why no serving profile has a cost curve, each with its name."""
+    reasons = []
+    for profile in sources.profiles:
+        if profile.name in sources.costs:
+            reasons.append(read_model(sources.costs[profile.name], CostReport, hint=AGAIN).why_no_curve)
+        else:
+            reasons.append(
+                f"serving profile {profile.name} has no cost curve: {profile.reason or 'it was not profiled'}"
+            )
+    return "; ".join(filter(None, reasons)) or "no cost curve: the build names no serving profile"
 
 
 def _write_evidence(sources: Sources, description: Description, engines: tuple[EngineFiles, ...], staged: Path) -> None:

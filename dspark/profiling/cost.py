@@ -89,6 +89,13 @@ class CostReport(_Model):
         return self.additive is not None and self.model_errors is not None and self.model_errors.additive_is_closer
 
     @property
+    def why_no_curve(self) -> str | None:
+        """Why there is no cost curve, with the profile's name; None: there is one."""
+        if self.curve is not None:
+            return None
+        return f"serving profile {self.profile}: {self.absent.get('curve', 'no cost curve was fitted')}"
+
+    @property
     def scheduling(self) -> StepCost | None:
         """The model that schedulers go by; None: there is none."""
         return self.additive if self.additive_is_closer else self.curve

@@ -20,6 +20,7 @@ from dspark.package.certificate import NONE, Certificate, EngineFiles
 from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE
 from dspark.package.lineage import Lineage
 from dspark.package.manifest import Description, DrafterPart
+from dspark.profiling.cost import CostReport
 from dspark.report import figures
 from dspark.report.markdown import code, measured, text
 
@@ -33,6 +34,7 @@ _NAMES = {
 _METRICS = "evidence/evaluate/metrics.json"
 _LOSSLESS = "evidence/evaluate/lossless.json"
 _PARITY = "evidence/parity.json"
+COSTS = "scheduler/cost"
 _WATCH = (
     "When a server has started, and while it serves (both need dspark's light base install alone):\n\n"
     "```\ndspark package smoke URL --package .\ndspark drift --package . --metrics URL\n```\n\n"
@@ -74,7 +76,10 @@ def render_card(package: Path, description: Description) -> str:
         "## Export",
         *figures.parity(read_model(package / _PARITY, ParityReport, IntegrityError)),
         "## Launch",
-        *(_launch(engine, description, certificate) for engine in certificate.engines),
+        *(
+            _launch(engine, description, certificate) + _without_costs(package, engine, description)
+            for engine in certificate.engines
+        ),
         "## Watch",
         _WATCH,
         "## Verify",
@@ -246,6 +251,24 @@ def _launch(engine: EngineFiles, description: Description, certificate: Certific
     return (
         f"{title}\n\n```\nbash engines/{engine.engine}/launch.sh\n```\n\n"
         f"{which}; further arguments go to the engine.{note}"
+    )
+
+
+def _without_costs(package: Path, engine: EngineFiles, description: Description) -> str:
+    """Why SGLang verifies whole blocks although the drafter has confidences."""
+    scheduled = (package / "engines/sglang/sps.json").is_file()
+    if (
+        engine.engine != "sglang"
+        or engine.status == "absent"
+        or scheduled
+        or not description.drafter.confidence.enabled
+    ):
+        return ""
+    costs = [read_model(path, CostReport, IntegrityError) for path in sorted((package / COSTS).glob("*.json"))]
+    reasons = "; ".join(filter(None, (cost.why_no_curve for cost in costs))) or "no serving profile was profiled"
+    return (
+        f"\n\nThere is no cost table, so whole blocks are verified: {text(reasons)}. "
+        f"{code('sts.json')} holds the temperatures for when there is one; {code('launch.sh')} says how."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from dspark.config.models import Build
@@ -14,6 +15,7 @@ from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.io.jsonfile import read_model
 from dspark.measured import Measured
 from dspark.package.verify import read_manifest
+from dspark.profiling.cost import CostReport
 from dspark.report.verdict import Verdict, verdict
 from dspark.workspace.layout import Workspace
 
@@ -52,6 +54,7 @@ class Summary:
     model_digest: str
     verdict: Verdict
     lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()  # what the package lacks, why, and what brings it
     model_name: str | None = None
     version: str | None = None
 
@@ -86,6 +89,7 @@ def summarise(workspace: Workspace, build: Build, registered: Registered | None)
         model_digest=digests.model_digest,
         verdict=verdict(entries, lossless, metrics.throughput, today=datetime.datetime.now(datetime.UTC).date()),
         lines=tuple(_lines(metrics, lossless, entries)),
+        notes=tuple(lacking(workspace.root / package, build)),
         model_name=registered.model_name if registered else None,
         version=registered.version if registered else None,
     )
@@ -113,6 +117,18 @@ def _lines(metrics: EvaluationMetrics, lossless: LosslessReport, entries: Sequen
         yield Line(f"tokens/s, {name}", arm.load.tokens_per_second)
         if arm.against_none is not None:
             yield Line(f"speed against plain, {name}", arm.against_none)
+
+
+def lacking(package: Path, build: Build) -> Iterator[str]:
+    """A scheduler and tables that were to be there and are not: nothing else on the screen would say so."""
+    for profile in build.serving_profiles:
+        path = package / "scheduler" / "cost" / f"{profile}.json"
+        cost = read_model(path, CostReport) if path.is_file() else None
+        if cost is not None and cost.why_no_curve is not None and build.drafter.confidence:
+            yield (
+                f"{cost.why_no_curve}; so there is no scheduler and no cost table for engines: on a quiet machine "
+                f"raise `repeats` in serving_profiles/{profile}.yaml and run again"
+            )
 
 
 def _certified(entry: CertificateEntry) -> str:

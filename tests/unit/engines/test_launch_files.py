@@ -247,6 +247,23 @@ def test_sampled_traffic_never_gets_the_greedy_calibration():
         calibration_for(calibrations[1:], 0.0)
 
 
+def test_without_a_cost_curve_sglang_gets_its_temperatures_and_verifies_whole_blocks(tmp_path: Path):
+    """Mode compact without a table would verify everything all the same, on slower kernels; static says so."""
+    reason = "serving profile cpu: cost curve: flat, 60 steps per second"
+    files = engine_files("sglang", inputs(profile="", no_curve=reason))
+    assert sorted(files) == [f"engines/sglang/{name}" for name in ("env", "launch.sh", "sts.json")]
+    assert files["engines/sglang/sts.json"] == engine_files("sglang", inputs())["engines/sglang/sts.json"]
+    script = said(files["engines/sglang/launch.sh"])
+    assert reason in script and "dspark_sps_profiler" in script
+    call = launched(tmp_path, files, "sglang")
+    assert call["mode"] == "static"
+    assert not {"--speculative-dspark-sps-table-path", "--speculative-dspark-confidence-sts-path"} & set(
+        call["arguments"]
+    )
+    # Nothing more is known of a profile that the scheduler does not have; its name is said all the same.
+    assert "serving profile 'h100'" in said(engine_files("sglang", inputs(profile="h100"))["engines/sglang/launch.sh"])
+
+
 def test_the_targets_recommended_sampling_chooses_the_calibration_unless_told():
     chosen = engine_files("sglang", inputs(temperature=None))  # recommended: 1.0
     assert json.loads(chosen["engines/sglang/sts.json"])["temperatures"] == [2.0, 2.0, 2.0]
@@ -401,12 +418,10 @@ def test_the_reference_engine_serves_everything_and_needs_no_files():
     assert engine_files("reference", inputs()) == {}
 
 
-def test_an_unknown_engine_or_profile_names_those_that_exist():
+def test_an_unknown_engine_names_those_that_exist():
     with pytest.raises(SettingsError, match="engine 'sgl' does not exist") as caught:
         engine_files("sgl", inputs())
     assert all(name in caught.value.hint for name in ENGINES)
-    with pytest.raises(SettingsError, match="no cost curve for serving profile 'h100'"):
-        engine_files("sglang", inputs(profile="h100"))
 
 
 def test_importing_the_adapters_loads_nothing_heavy():

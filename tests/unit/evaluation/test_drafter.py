@@ -66,7 +66,12 @@ def test_without_bfloat16_products_everything_is_measured_on_the_float32_pair(tm
         asked.append(dtype)
         return load(arithmetic(dtype))
 
-    report = evaluate_drafter(counted, PROMPTS, SETTINGS, tmp_path, training_domains=["math", "chat"])
+    report = evaluate_drafter(
+        counted, PROMPTS, SETTINGS, tmp_path, training_domains=["math", "chat"], no_cost="serving profile x: flat"
+    )
+    # Nothing to schedule by: the arm is not there, and the metrics say why.
+    assert report.throughput is not None and "torch scheduled" not in report.throughput.arms
+    assert report.absent == {"torch scheduled": "serving profile x: flat"}
     assert asked == ["float32"]
     assert {one.dtype for one in report.temperatures.values()} == {report.throughput.dtype} == {"float32"}
 
@@ -123,6 +128,7 @@ def test_everything_is_measured_into_one_folder(tmp_path: Path, processor_flags)
     assert written["temperatures"]["1"]["mean_of_domains"]["includes_bonus"] is True
     assert report.throughput is not None and report.throughput.dtype == "bfloat16"
     assert set(report.throughput.arms) == {"none", "torch fixed", "other fixed", "torch scheduled"}
+    assert report.absent == {}
     assert len(read_model(tmp_path / "pareto.json", Pareto).points) == 4
     lossless = read_model(tmp_path / "lossless.json", LosslessReport)
     assert lossless.result == "pass" and lossless.greedy.n == 9

@@ -16,6 +16,7 @@ from dspark.io.jsonfile import write_json
 from dspark.package.assemble import assemble
 from dspark.package.sources import describe
 from dspark.package.verify import verify
+from dspark.report import render_card
 from dspark.scheduling.config import read_scheduler
 
 
@@ -182,29 +183,36 @@ def test_a_file_of_unknown_kind_is_refused_by_name(sources, tmp_path):
 
 
 def test_engines_without_files_say_why(sources, tmp_path):
-    """No ONNX export, and no profile that was measured: SGLang needs a cost curve, the others verify whole blocks."""
+    """No ONNX export, and no profile that was measured: every engine verifies whole blocks."""
     shutil.rmtree(sources.export / "onnxruntime")
     out = tmp_path / "package"
     assemble(replace(sources, costs={}), out, card=card)
     verify(out)
     engines = {item["engine"]: item for item in json.loads((out / "certificate.json").read_text())["engines"]}
     assert "export.onnx" in engines["onnxruntime"]["reason"]
-    assert "cost curve" in engines["sglang"]["reason"]
+    assert engines["sglang"] == {"engine": "sglang", "status": "written"}
     assert engines["vllm"] == {"engine": "vllm", "status": "written"}
     assert engines["llamacpp"]["status"] == "absent"
-    assert sorted(path.name for path in (out / "engines").iterdir()) == ["tensorrt_llm", "vllm"]
+    assert sorted(path.name for path in (out / "engines").iterdir()) == ["sglang", "tensorrt_llm", "vllm"]
     assert not (out / "engines" / "tensorrt_llm" / "cost_table.json").exists()
-    assert "no cost curve" in (out / "engines" / "tensorrt_llm" / "launch.sh").read_text()
+    for engine in ("sglang", "tensorrt_llm"):
+        script = (out / "engines" / engine / "launch.sh").read_text().replace("\n# ", " ")
+        assert f"serving profile {fake_build.CPU} has no cost curve: it was not profiled" in script
+        assert f"serving profile {fake_build.ELSEWHERE} has no cost curve: no GPU | at hand" in script
 
 
 def test_a_profile_that_could_not_be_curved_keeps_its_raw_times(sources, tmp_path):
     path = sources.costs[fake_build.CPU]
     value = json.loads(path.read_text())
     del value["curve"]
-    path.write_text(json.dumps(value | {"absent": {"curve": "flat"}}))
+    path.write_text(json.dumps(value | {"absent": {"curve": "cost curve: flat, 60 steps per second"}}))
     out = tmp_path / "package"
-    assemble(sources, out, card=card)
+    assemble(sources, out, card=render_card)
     verify(out)
+    assert sorted(one.name for one in (out / "engines/sglang").iterdir()) == ["env", "launch.sh", "sts.json"]
+    reason = "serving profile cpu-reference: cost curve: flat, 60 steps per second"
+    assert reason in (out / "engines/sglang/launch.sh").read_text().replace("\n# ", " ")
+    assert reason in (out / "README.md").read_text()
     assert (out / "scheduler" / "cost" / "cpu-reference.json").is_file()
     assert json.loads((out / "scheduler" / "scheduler.json").read_text())["curves"] == {}
 

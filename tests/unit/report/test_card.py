@@ -57,6 +57,10 @@ def test_what_was_not_measured_stands_there_with_its_reason(pristine):
     assert "position 3: T stays 1" in card
 
 
+def test_a_package_with_costs_says_nothing_of_missing_ones(pristine):
+    assert "There is no cost table" not in render(pristine)
+
+
 def test_a_failed_check_is_not_hidden(package):
     def fail(value):
         value["result"] = value["greedy"]["result"] = "fail"
