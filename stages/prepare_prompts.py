@@ -13,7 +13,8 @@ def main(inputs, paths, progress):
     record = read_record(paths.target)
     encoder = ChatTemplate(load_tokenizer(record.folder(paths.root)), record.thinking_mode)
     domains = [*inputs.domains, *inputs.evaluation_domains]
-    prepare_prompts(inputs.corpus_settings(), domains, paths.domains, encoder, paths.out, progress)
+    summary = prepare_prompts(inputs.corpus_settings(), domains, paths.domains, encoder, paths.out, progress)
+    progress.note(summary.told(paths.stage.output(paths.key, paths.entry)))
 
 
 if __name__ == "__main__":

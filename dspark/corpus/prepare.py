@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,14 @@ from dspark.config.models import CorpusSettings, DomainSpec, PackageSource, Prom
 from dspark.corpus.domains import domain_file, read_domain
 from dspark.corpus.prompts import Prompt, Reading, Rejection, merge_duplicates, rejection
 from dspark.corpus.screening import PromptEncoder, screen
-from dspark.corpus.splits import SPLITS, apportion, assign_split, order_key, split_unit
-from dspark.corpus.summary import PromptsSummary, count_domain, count_reasons, count_split
+from dspark.corpus.splits import SPLITS, apportion, assign_split, likely_units, order_key, split_unit
+from dspark.corpus.summary import REJECTED, PromptsSummary, count_domain, count_reasons, count_split
 from dspark.errors import DataError, SettingsError
 from dspark.io.atomic import replace_tree
 from dspark.io.digest import digest_file, digest_listing
 from dspark.io.jsonfile import write_model
 from dspark.io.jsonlines import write_jsonlines
 from dspark.io.progress import Progress
-
-REJECTED = "rejected.jsonl"
 
 
 @dataclass
@@ -46,6 +44,8 @@ def prepare_prompts(
     encoder: PromptEncoder,
     out: Path,
     progress: Progress | None = None,
+    *,
+    needed: Collection[str] = SPLITS,
 ) -> PromptsSummary:
     """Make `prompts/`: `{train,dev,calibration,eval}.jsonl`, `rejected.jsonl` and `summary.json`, by one rename.
 
@@ -58,9 +58,11 @@ def prepare_prompts(
         encoder: the target's tokenizer and chat template.
         out: the folder to make or replace.
         progress: counts prompts screened.
+        needed: splits that must not be empty; a build needs all of them.
     Raises:
         SettingsError, PreflightError: a domain that is unknown, named twice, or whose source is not there.
-        DataError: an ambiguous id, no prompt of a domain in train, or no usable prompt in an evaluation domain.
+        DataError: an ambiguous id, no prompt of a domain in train, no usable prompt in an evaluation domain, or a
+            needed split without a prompt of any domain.
     """
     progress = progress or Progress()
     specs = _order(settings, domains)
@@ -81,6 +83,7 @@ def prepare_prompts(
     if sum(map(len, corpus.splits.values())) + len(corpus.rejections) != total:
         raise DataError("kept + rejected prompts are not the input", "this is a fault of dspark: please report it")
     corpus.warnings = _check_splits(settings, corpus)
+    _require_splits(settings, specs, corpus, needed)
     for warning in corpus.warnings:
         progress.note(warning)
 
@@ -201,6 +204,32 @@ def _check_splits(settings: CorpusSettings, corpus: _Corpus) -> list[str]:
             )
         warnings += [f"domain {name!r} has no prompt in {split}: add prompts or templates" for split in empty]
     return warnings
+
+
+def _require_splits(
+    settings: CorpusSettings, specs: Sequence[DomainSpec], corpus: _Corpus, needed: Collection[str]
+) -> None:
+    """Refuse a corpus of which a split is empty: training, calibration or evaluation would, after the dear stages."""
+    empty = [split for split in SPLITS if split in needed and not corpus.splits[split]]
+    if not empty:
+        return
+    shares = settings.prompts.shares.model_dump()
+    kept = [prompt for split in SPLITS for prompt in corpus.splits[split] if prompt.domain in settings.domains]
+    rows = [
+        f"{_source(spec)}: {sum(prompt.domain == spec.name for prompt in kept)} kept, "
+        f"{sum(row.domain == spec.name for row in corpus.rejections)} rejected"
+        for spec in specs
+        if spec.name in settings.domains
+    ]
+    enough = likely_units([shares[split] for split in empty])
+    cut = (
+        "" if settings.prompts.per_domain is None else f", or raise prompts.per_domain ({settings.prompts.per_domain})"
+    )
+    raise DataError(
+        f"corpus {settings.name!r}: no prompt in {', '.join(empty)} over all domains ({'; '.join(rows)})",
+        f"add prompts: about {enough} that begin differently (a template counts once) give every split one, 99 times "
+        f"in 100; there are {len(set(map(split_unit, kept)))}{cut}",
+    )
 
 
 def _write(

@@ -8,6 +8,7 @@ it is whatever prompts are added or taken away.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from dspark.config.models import SplitShares
@@ -65,3 +66,11 @@ def apportion(total: int, counts: Sequence[int]) -> list[int]:
                 quotas[donor] -= 1
                 quotas[index] = 1
     return quotas
+
+
+def likely_units(shares: Sequence[float], chance: float = 0.99) -> int:
+    """How many units it takes until a split of each share has at least one, each with this chance.
+
+    A unit misses a split of share s with probability 1 - s, all n of them with (1 - s)^n.
+    """
+    return max(math.ceil(math.log(1 - chance) / math.log(1 - share)) for share in shares)

@@ -12,6 +12,8 @@ from dspark.config.models import SplitShares
 from dspark.corpus.prompts import Prompt, Rejection
 from dspark.corpus.splits import SPLITS, split_unit
 
+REJECTED = "rejected.jsonl"
+
 
 class SplitCount(BaseModel):
     """What a split holds."""
@@ -60,6 +62,20 @@ class PromptsSummary(BaseModel):
     domains: dict[str, DomainCount]
     splits: dict[str, SplitCount]
     warnings: list[str]
+
+    def told(self, folder: str) -> str:
+        """`13 prompts kept, 20 rejected: corpora/odd/prompts/rejected.jsonl (12 json, 8 too-long)`.
+
+        Args:
+            folder: the file's own, for whoever looks up what was rejected.
+        """
+        if not self.rejected:
+            return f"{self.kept} prompts kept, none rejected"
+        reasons = Counter[str]()
+        for domain in self.domains.values():
+            reasons.update(domain.rejected_by_reason)
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        return f"{self.kept} prompts kept, {self.rejected} rejected: {folder}/{REJECTED} ({listed})"
 
 
 def count_domain(

@@ -48,10 +48,13 @@ def usable_sequences(sequences: Sequence[TrainingSequence], max_length: int, spl
         for row in sequences
         if len(anchor_candidates(response_mask(min(len(row.token_ids), max_length), row.prompt_length)))
     ]
+    if not sequences:
+        raise DataError(f"the {split} split has no sequences at all", "add prompts to the domains of the build")
     if not usable:
         raise DataError(
             f"the {split} split has no response of two tokens or more among {len(sequences)} sequences",
-            "add prompts, or raise training.max_length",
+            f"add prompts, or raise training.max_length ({max_length}): prompts take up to "
+            f"{max(row.prompt_length for row in sequences)} tokens of it",
         )
     return usable
 

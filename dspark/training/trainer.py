@@ -175,6 +175,8 @@ class Trainer:
         if self.initial is not None:
             self.before = {"step": 0, **self.measured(dev)}
         self.restore()
+        if self.step:
+            progress.note(f"training goes on from its checkpoint of step {self.step} of {self.settings.steps}")
         progress.start("train", total=self.settings.steps, done=self.step)
         last = self.step == self.settings.steps or self.suffices(enough)
         while not last:

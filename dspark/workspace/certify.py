@@ -127,6 +127,6 @@ def _prompts(workspace: Workspace, request: CertifyRequest, target: Target, prog
     )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "prompts"
-        prepare_prompts(settings, specs, folder, target.template, out, progress)
+        prepare_prompts(settings, specs, folder, target.template, out, progress, needed=["eval"])
         chosen = first_prompts(read_prompts(out / "eval.jsonl"), request.prompts_per_domain)
     return [list(prompt.token_ids) for prompt in chosen]

@@ -83,6 +83,14 @@ def _prompts(
     )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "prompts"
-        prepare_prompts(corpus, resolved.domains, workspace.root / FOLDERS["domain"], target.template, out, progress)
+        prepare_prompts(
+            corpus,
+            resolved.domains,
+            workspace.root / FOLDERS["domain"],
+            target.template,
+            out,
+            progress,
+            needed=["train"],
+        )
         chosen = spread_prompts(read_prompts(out / "train.jsonl"), count)
     return [list(prompt.token_ids) for prompt in chosen]

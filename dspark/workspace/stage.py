@@ -38,6 +38,8 @@ from dspark.workspace.process import DEBUG, EVENTS, RUN_ID, RUN_PID
 from dspark.workspace.results import StageResult, log_path, result_path
 from dspark.workspace.stores import feature_store, store_settings
 
+_STORING = ("responses", "features")  # these keep every finished batch or shard in a store
+
 Main = Callable[[Any, "StagePaths", Progress], None]
 
 
@@ -215,7 +217,7 @@ def _make(spec: Stage, main: Main, settings: Any, paths: StagePaths, progress: P
     """Let the stage make its output from what it has of it."""
     folder = paths.out.parent
     if folder.exists():
-        progress.note(f"an earlier {spec.name} was stopped on its way: its unfinished output is removed")
+        progress.note(f"an earlier {spec.name} was stopped on its way: {_kept(spec, paths)}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if not spec.writes_file:
@@ -227,6 +229,15 @@ def _make(spec: Stage, main: Main, settings: Any, paths: StagePaths, progress: P
         if disk_error(error):  # on a full disk this makes room to say so
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _kept(spec: Stage, paths: StagePaths) -> str:
+    """What of a stage that was stopped is not done again."""
+    if spec.name in _STORING:
+        return "what it finished is in the store and is not done again"
+    if paths.work.is_dir() and any(paths.work.iterdir()):
+        return "what it kept of its work is still there"
+    return "it begins again; what other stages finished is not done again"
 
 
 def remove_finished(workspace: Workspace) -> None:

@@ -147,10 +147,10 @@ def templates_are_whole(corpus, folder, encoder):
 
 
 def beginnings_stay_with_their_conversations(corpus, folder, encoder):
-    rows = [row for i in range(40) for row in (turns(f"Topic {i}"), turns(f"Topic {i}", "ok", "more"))]
+    rows = [row for i in range(120) for row in (turns(f"Topic {i}"), turns(f"Topic {i}", "ok", "more"))]
     summary, kept = prepare(corpus, folder, encoder, rows)
     assert summary.rejected == 0
-    assert len({(row.messages[0]["content"], split) for split, rows in kept.items() for row in rows}) == 40
+    assert len({(row.messages[0]["content"], split) for split, rows in kept.items() for row in rows}) == 120
 
 
 def splits_follow_the_shares(corpus, folder, encoder):

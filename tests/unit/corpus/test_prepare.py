@@ -264,16 +264,52 @@ def test_a_split_that_stays_empty_is_a_warning_in_the_summary(prepare, make_doma
             self.notes.append(message)
 
     notes = Notes()
-    shares = {"train": 0.999, "dev": 0.0004, "calibration": 0.0003, "eval": 0.0003}
-    summary = prepare(make_settings("mine", shares=shares), make_domain("mine", MANY[:5]), progress=notes)
+    # The 120 of one domain fill every split, the one prompt of the other can be in train alone.
+    small = make_domain("small", [{"prompt": "Just one"}])
+    summary = prepare(make_settings("mine", "small"), make_domain("mine", MANY), small, progress=notes)
     assert (
         summary.warnings
         == notes.notes
         == [
-            f"domain 'mine' has no prompt in {split}: add prompts or templates"
+            f"domain 'small' has no prompt in {split}: add prompts or templates"
             for split in ("dev", "calibration", "eval")
         ]
     )
+
+
+def test_a_split_that_is_empty_over_all_domains_is_refused_before_anything_is_answered(
+    tmp_path, prepare, make_domain, make_settings, encoder
+):
+    """A split of 6 % stays empty for n prompts with 0.94^n: under 1 % from n = 75 on, as 0.94^74 = 0.0103 shows."""
+    one, two = make_domain("one", [*MANY[:4], b"oops"]), make_domain("two", [{"prompt": "Just one"}])
+    with pytest.raises(DataError, match=r"corpus 'corpus': no prompt in dev over all domains") as caught:
+        prepare(make_settings("one", "two"), one, two)
+    assert "(one.jsonl: 4 kept, 1 rejected; two.jsonl: 1 kept, 0 rejected)" in caught.value.message
+    assert "about 75 that begin differently" in caught.value.hint and "there are 5" in caught.value.hint
+    assert not (tmp_path / "prompts").exists()
+    # Overfitting on a handful of answers needs no more than those.
+    prepare_prompts(make_settings("one", "two"), [one, two], tmp_path, encoder, tmp_path / "few", needed=["train"])
+
+
+def test_a_limit_that_empties_a_split_is_named(prepare, make_domain, make_settings):
+    with pytest.raises(DataError, match="no prompt in dev, calibration, eval") as caught:
+        prepare(make_settings("mine", per_domain=1), make_domain("mine", MANY))
+    assert "or raise prompts.per_domain (1)" in caught.value.hint
+
+
+def test_prompts_of_an_evaluation_domain_are_enough_for_eval(prepare, make_domain, make_settings):
+    shares = {"train": 0.4, "dev": 0.295, "calibration": 0.3, "eval": 0.005}
+    settings = make_settings("mine", evaluation=["bench"], shares=shares)
+    summary = prepare(settings, make_domain("mine", MANY[:20]), make_domain("bench", [{"prompt": "Why?"}]))
+    assert summary.splits["eval"].prompts == 1
+
+
+def test_what_became_of_the_rows_is_one_line(prepare, make_domain, make_settings):
+    spec = make_domain("mine", [*MANY, b"oops", b"oops", {"prompt": "Question  number 3?"}])
+    told = prepare(make_settings("mine"), spec).told("corpora/c/prompts")
+    assert told == "120 prompts kept, 3 rejected: corpora/c/prompts/rejected.jsonl (2 json, 1 duplicate)"
+    whole = prepare(make_settings("mine"), make_domain("mine", MANY), out="whole").told("corpora/c/prompts")
+    assert whole == "120 prompts kept, none rejected"
 
 
 @pytest.mark.parametrize(
@@ -355,7 +391,7 @@ def test_kept_and_rejected_are_the_input_and_no_unit_is_divided_whatever_the_row
         try:
             summary = prepare_prompts(corpus, specs, folder, encoder, folder / "prompts")
         except DataError as error:
-            assert "falls into train" in error.message
+            assert "falls into train" in error.message or "over all domains" in error.message
             return
         kept = {split: read_prompts(folder / "prompts" / f"{split}.jsonl") for split in SPLITS}
         rejected = rejected_of(folder / "prompts")

@@ -30,7 +30,10 @@ def run(config, target, make_sequences, make_settings):
 
 class StopAfter(Progress):
     def __init__(self, steps):
-        self.left, self.fields = steps, []
+        self.left, self.fields, self.notes = steps, [], []
+
+    def note(self, message):
+        self.notes.append(message)
 
     def advance(self, count=1, **fields):
         self.left -= count
@@ -64,6 +67,7 @@ def test_a_killed_run_continues_to_the_same_bits(run, tmp_path, config, optimize
     again = StopAfter(99)
     continued = run(tmp_path / "cut", again, drafter=drafter, optimizer=optimizer)
     assert len(again.fields) == 3
+    assert again.notes == ["training goes on from its checkpoint of step 3 of 6"]
     assert same(whole.drafter.state_dict(), continued.drafter.state_dict())
     assert whole.metrics == continued.metrics
     for one, two in zip(whole.curves, continued.curves, strict=True):
@@ -328,6 +332,12 @@ def test_sequences_too_short_for_an_anchor_are_left_out_and_counted(run, tmp_pat
     result = run(tmp_path, rows=rows, steps=2)
     assert result.metrics.train_sequences == 4
     assert result.metrics.skipped_sequences == 1
+
+
+def test_a_split_without_any_sequence_gets_no_advice_on_lengths(run, tmp_path):
+    with pytest.raises(DataError, match="train split has no sequences at all") as caught:
+        run(tmp_path, rows=[])
+    assert "add prompts" in caught.value.hint and "max_length" not in caught.value.hint
 
 
 def test_a_split_without_usable_responses_is_refused(run, tmp_path, make_sequences):

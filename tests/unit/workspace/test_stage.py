@@ -17,13 +17,13 @@ import pytest
 
 import dspark
 from dspark.config.models import ExportSettings
-from dspark.config.stages import ExportInputs
+from dspark.config.stages import BY_NAME, ExportInputs
 from dspark.errors import DataError
 from dspark.io.progress import Progress
 from dspark.workspace.inputs import write_inputs
 from dspark.workspace.layout import Workspace
 from dspark.workspace.results import StageResult, read_result
-from dspark.workspace.stage import RUN_ID, StagePaths, remove_finished, run_stage
+from dspark.workspace.stage import RUN_ID, StagePaths, _make, remove_finished, run_stage
 
 Main = Callable[[Any, StagePaths, Progress], None]
 
@@ -151,6 +151,33 @@ def test_resumable_work_is_found_again_with_equal_inputs_and_dropped_on_success(
     assert run(workspace, resumed).status == "ran"
     assert places[0] == places[1]
     assert not places[0].exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "said"),
+    [
+        ("train", True, "what it kept of its work is still there"),
+        ("prompts", False, "it begins again; what other stages finished is not done again"),
+        ("features", True, "what it finished is in the store and is not done again"),
+        ("responses", False, "what it finished is in the store and is not done again"),
+    ],
+)
+def test_a_stage_that_goes_on_says_what_is_not_lost(
+    workspace: Workspace, tmp_path: Path, name: str, kept: bool, said: str
+) -> None:
+    notes: list[str] = []
+
+    class Notes(Progress):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    folder = tmp_path / "work"
+    paths = StagePaths(workspace, BY_NAME[name], "b", {}, out=folder / "out" / name, work=folder / "state")
+    for attempt in range(2):
+        _make(BY_NAME[name], lambda *_: None, None, paths, Notes())
+        if kept and not attempt:
+            (paths.work / "step-000007").mkdir()
+    assert notes == [f"an earlier {name} was stopped on its way: {said}"]
 
 
 @pytest.mark.parametrize("change", ["settings", "code", "dependency"])
