@@ -18,7 +18,7 @@ from dspark.corpus.domains import domain_file, read_domain
 from dspark.corpus.prompts import Prompt, Reading, Rejection, merge_duplicates, rejection
 from dspark.corpus.screening import PromptEncoder, screen
 from dspark.corpus.splits import SPLITS, apportion, assign_split, likely_units, order_key, split_unit
-from dspark.corpus.summary import REJECTED, PromptsSummary, count_domain, count_reasons, count_split
+from dspark.corpus.summary import OVER_LIMIT, REJECTED, PromptsSummary, count_domain, count_reasons, count_split
 from dspark.errors import DataError, SettingsError
 from dspark.io.atomic import replace_tree
 from dspark.io.digest import digest_file, digest_listing
@@ -116,7 +116,7 @@ def divide(
     reason = f"over prompts.per_domain, which is {settings.per_domain}"
     over = [prompt for split in SPLITS for prompt in groups[split][quotas[split] :]]
     kept = {split: groups[split][: quotas[split]] for split in SPLITS}
-    return kept, [rejection(prompt, "per-domain", reason) for prompt in over]
+    return kept, [rejection(prompt, OVER_LIMIT, reason) for prompt in over]
 
 
 def _order(settings: CorpusSettings, domains: Sequence[DomainSpec]) -> list[DomainSpec]:

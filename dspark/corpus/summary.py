@@ -13,6 +13,7 @@ from dspark.corpus.prompts import Prompt, Rejection
 from dspark.corpus.splits import SPLITS, split_unit
 
 REJECTED = "rejected.jsonl"
+OVER_LIMIT = "per-domain"  # the category of what `prompts.per_domain` leaves out
 
 
 class SplitCount(BaseModel):
@@ -69,13 +70,15 @@ class PromptsSummary(BaseModel):
         Args:
             folder: the file's own, for whoever looks up what was rejected.
         """
-        if not self.rejected:
-            return f"{self.kept} prompts kept, none rejected"
         reasons = Counter[str]()
         for domain in self.domains.values():
             reasons.update(domain.rejected_by_reason)
+        over = reasons.pop(OVER_LIMIT, 0)  # nothing is wrong with these
+        kept = f"{self.kept} prompts kept" + (f", {over} over prompts.per_domain" if over else "")
+        if not reasons:
+            return f"{kept}, none rejected"
         listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        return f"{self.kept} prompts kept, {self.rejected} rejected: {folder}/{REJECTED} ({listed})"
+        return f"{kept}, {reasons.total()} rejected: {folder}/{REJECTED} ({listed})"
 
 
 def count_domain(

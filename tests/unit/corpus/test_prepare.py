@@ -310,6 +310,9 @@ def test_what_became_of_the_rows_is_one_line(prepare, make_domain, make_settings
     assert told == "120 prompts kept, 3 rejected: corpora/c/prompts/rejected.jsonl (2 json, 1 duplicate)"
     whole = prepare(make_settings("mine"), make_domain("mine", MANY), out="whole").told("corpora/c/prompts")
     assert whole == "120 prompts kept, none rejected"
+    # Nothing is wrong with what a limit leaves out.
+    fewer = prepare(make_settings("mine", per_domain=100), make_domain("mine", MANY), out="fewer").told("c")
+    assert fewer == "100 prompts kept, 20 over prompts.per_domain, none rejected"
 
 
 @pytest.mark.parametrize(
