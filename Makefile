@@ -34,7 +34,7 @@ test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	$(MAKE) --no-print-directory coverage
 
 test-long: export OMP_NUM_THREADS := 1
-test-long: $(INSTALLED) ## the tests that take a minute each (CI runs them too)
+test-long: $(INSTALLED) ## the tests that take a minute each: nightly, and before a release
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m long
 
 # Archives are read, not installed; msgspec is what two of the readers are made with. What cannot be had is skipped.
