@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.calibration.reliability import bin_index
+from dspark.calibration.reliability import bin_index, cell_gaps
 from dspark.scheduling.survival import confidences
 
 Floats = NDArray[np.float64]
@@ -66,9 +66,8 @@ class SurvivalPoints:
     def gaps(self, temperature: float, bins: int) -> Floats:
         """sum(survival - outcome) per group and bin of survival at a temperature of this position, [groups, bins]."""
         survival = self.before * confidences(self.z, temperature)
-        cells = self.groups * bins + bin_index(survival, bins)
-        sums = np.bincount(cells, weights=survival * self.size - self.survived, minlength=self.count * bins)
-        return sums.astype(np.float64).reshape(self.count, bins)
+        index = bin_index(survival, bins)
+        return cell_gaps(survival * self.size, self.survived, index, bins, self.groups, self.count)
 
 
 @dataclass(frozen=True)

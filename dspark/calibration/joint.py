@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.calibration.records import Records
-from dspark.calibration.reliability import bin_gaps
+from dspark.calibration.reliability import ece
 from dspark.scheduling.survival import confidences
 
 Floats = NDArray[np.float64]
@@ -68,9 +68,7 @@ class _Sample:
         for k in self._positions:
             survival = survival * self._confidence(int(k), float(temperatures[k]))
             known = self._records.known[:, k]
-            nowhere = np.zeros(int(known.sum()), np.intp)
-            gaps = bin_gaps(survival[known], self._records.survived[known, k], self._bins, nowhere, 1)
-            errors.append(float(np.abs(gaps).sum()) / nowhere.size)
+            errors.append(ece(survival[known], self._records.survived[known, k], self._bins))
         return float(np.mean(errors))
 
     def _confidence(self, k: int, temperature: float) -> Floats:
