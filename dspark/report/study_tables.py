@@ -8,9 +8,9 @@ from dspark.evaluation.acceptance import SweepRow
 from dspark.io.csvfile import csv_text
 from dspark.measured import Measured
 from dspark.report.study import StudyReport, StudyVariant
+from dspark.report.words import NOTHING, interval
 
 _TRAINING = ("geometry", "parameters", "steps", "seen_tokens")
-_NOTHING = "–"
 
 
 def study_csv(report: StudyReport) -> str:
@@ -54,10 +54,10 @@ def _variant_table(report: StudyReport) -> tuple[tuple[str, ...], list[tuple[str
             cells = [
                 *variant.choices.values(),
                 temperature,
-                _shown(found.tau),
+                interval(found.tau),
                 _percent(found.against_first),
-                " ".join(f"{rate.value:.2f}" for rate in found.conditional) or _NOTHING,
-                _shown(variant.speed, 2),
+                " ".join(f"{rate.value:.2f}" for rate in found.conditional) or NOTHING,
+                interval(variant.speed, 2),
             ]
             if trained is not None:
                 cells += [f"{trained.seen_tokens:,}", f"{trained.seconds:.0f} s", f"{trained.parameters:,}"]
@@ -75,7 +75,7 @@ def _sweep_table(report: StudyReport) -> tuple[tuple[str, ...], list[tuple[str, 
             f"{row['threshold']:g}",
             f"{row['verified_per_cycle']:.2f}",
             f"{row['accepted_per_cycle']:.2f}",
-            _NOTHING if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.1%}",
+            NOTHING if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.1%}",
             f"{row['tau']:.3f}",
         )
         for variant in report.variants
@@ -92,16 +92,9 @@ def _cells(measured: Measured | None) -> list[Any]:
     return [""] * 4 if measured is None else [measured.value, *measured.ci95, measured.n]
 
 
-def _shown(measured: Measured | None, digits: int = 3) -> str:
-    if measured is None:
-        return _NOTHING
-    low, high = measured.ci95
-    return f"{measured.value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
 def _percent(measured: Measured | None) -> str:
     """A relative difference, such as `+1.2% [-0.4%, +2.9%]`."""
     if measured is None:
-        return _NOTHING
+        return NOTHING
     low, high = measured.ci95
     return f"{measured.value:+.1%} [{low:+.1%}, {high:+.1%}]"

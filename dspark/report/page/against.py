@@ -11,7 +11,7 @@ from dspark.report.page.compare import Difference, differences
 from dspark.report.page.evidence import Evidence
 from dspark.report.page.model import Block, Chart, Code, Facts, Group, Missing, Paragraph, Section, Table
 from dspark.report.page.origin import settings_of
-from dspark.report.page.words import NOTHING, count, interval, percent
+from dspark.report.words import NOTHING, count, interval, percent
 
 
 def against(first: Evidence, second: Evidence) -> Section:

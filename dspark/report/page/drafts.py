@@ -9,7 +9,7 @@ from dspark.evaluation.results import EvaluationMetrics
 from dspark.report.page.charts import charts
 from dspark.report.page.evidence import Evidence
 from dspark.report.page.model import Block, Items, Missing, Section, Table
-from dspark.report.page.words import NOTHING, count, interval
+from dspark.report.words import NOTHING, count, interval
 
 _POSITION = ("position", "blocks", "ECE before", "ECE after", "change", "AUROC after", "Brier before", "Brier after",
              "n")  # fmt: skip

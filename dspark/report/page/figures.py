@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dspark.report.chart import Axis, Figure, rows
-from dspark.report.page.words import NOTHING
+from dspark.report.words import NOTHING
 
 
 def point_rows(figure: Figure) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -9,7 +9,7 @@ from dspark.package.lineage import Lineage
 from dspark.package.manifest import Manifest
 from dspark.report.page.evidence import Evidence
 from dspark.report.page.model import Block, Cell, Code, Facts, Group, Missing, Section, Table
-from dspark.report.page.words import leaves
+from dspark.report.words import leaves
 
 
 def origin(evidence: Evidence) -> Section:

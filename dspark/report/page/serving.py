@@ -11,8 +11,8 @@ from dspark.package.certificate import NONE
 from dspark.report.page.charts import charts
 from dspark.report.page.evidence import Evidence
 from dspark.report.page.model import Block, Code, Facts, Group, Missing, Paragraph, Plain, Section, Table
-from dspark.report.page.words import NOTHING, count, interval, leaves, milliseconds
 from dspark.report.verdict import spans
+from dspark.report.words import NOTHING, count, interval, leaves, milliseconds
 
 STATUS = {
     "measured": "measured in the engine itself",
