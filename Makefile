@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-large test test-long test-compat test-faults test-services coverage lint bench docs clean help
+.PHONY: demo demo-large test test-long test-wheel test-compat test-faults test-services coverage lint bench docs clean help
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -29,13 +29,17 @@ demo-large: $(INSTALLED) ## the same with the larger settings of the README
 # order: by number of tests the whole builds, few and long, would come last and leave one core idle.
 test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED) ## all tests, with the coverage floors of each room
-	$(BIN)/python -m coverage erase
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --cov=dspark --cov-branch --cov-report=
+	rm -f .coverage.json
+	$(BIN)/python -m slipcover --json --out .coverage.json \
+		-m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory coverage
 
 test-long: export OMP_NUM_THREADS := 1
 test-long: $(INSTALLED) ## the tests that take a minute each: nightly, and before a release
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m long
+
+test-wheel: $(INSTALLED) ## the wheel in clean environments: a light one, and one in which `tiny` goes from prompts to a package
+	$(BIN)/python -m pytest -m long tests/integration/test_wheel.py -k 'not each_extra'
 
 # Archives are read, not installed; msgspec is what two of the readers are made with. What cannot be had is skipped.
 FETCH := $(BIN)/python -m pip download --no-deps --progress-bar off --dest .compat
@@ -59,11 +63,7 @@ test-services: $(INSTALLED) ## against PostgreSQL, MLflow and S3 servers on loop
 	$(BIN)/python -m pytest tests/services
 
 coverage: ## the coverage floors, from the last `make test`
-	$(BIN)/python -m coverage report --skip-covered --fail-under=75
-	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/scheduling/*'
-	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/calibration/*'
-	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/decoding/*'
-	$(BIN)/python -m coverage report --fail-under=95 --include='dspark/package/*'
+	$(BIN)/python tests/coverage_floors.py .coverage.json
 
 lint: $(INSTALLED) ## style, types, and the floors between rooms
 	$(BIN)/ruff check .

@@ -43,7 +43,7 @@ class Sandbox:
         self.workspace = Workspace(root)
 
     def environment(self, **variables: str) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("DSPARK_", "DVC_", "COV_CORE"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("DSPARK_", "DVC_"))}
         path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
         # Tests share the cores: threads that spin while they wait for each other would take minutes for seconds.
         return {"OMP_NUM_THREADS": "1", **kept, "PYTHONPATH": path, **variables}

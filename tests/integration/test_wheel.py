@@ -37,7 +37,7 @@ NOT_HERE = {"gpu", "rtx", "dev", "services", "docs"}  # `make docs` installs and
 
 def called(command: Sequence[str | os.PathLike[str]], cwd: Path, **variables: str) -> Finished:
     """A process that knows nothing of this checkout."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DSPARK_", "DVC_", "PYTHON", "COV"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DSPARK_", "DVC_", "PYTHON"))}
     environment = {"OMP_NUM_THREADS": "1", **kept, **variables}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     return Finished(done.returncode, done.stdout, done.stderr)
