@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from dspark import processor
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # What is expected to the bit is what a CPU computes; whoever has a GPU may ask for it.
 os.environ.setdefault("DSPARK_DEVICE", "cpu")
+# How long an example takes says something of the machine, not of dspark.
+hypothesis.settings.register_profile("dspark", deadline=None)
+hypothesis.settings.load_profile("dspark")
 
 
 @pytest.fixture(scope="session")

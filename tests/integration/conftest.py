@@ -175,7 +175,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> FakeSandbox:
     """A workspace in which a whole run takes seconds and only the target was fetched; never changed, only copied."""
     made = make_fake(tmp_path_factory.mktemp("untouched") / PLACE)
     fetched = made.dspark("targets", "fetch", "fake")
-    assert fetched.code == 0, fetched.err
+    assert fetched.code == 0 and "targets/fake.json" in fetched.out, fetched.err
     return made
 
 

@@ -132,6 +132,7 @@ def test_changed_code_or_data_reruns_exactly_what_depends_on_it(made: FakeSandbo
     assert made.ran() == downstream("prompts")
 
 
+@pytest.mark.long
 def test_a_second_build_on_one_corpus_shares_its_stages(made: FakeSandbox) -> None:
     (made.root / "pipeline/builds/wide.yaml").write_text("target: fake\ncorpus: fake\ndrafter: {layers: 2}\n")
     done = made.dspark("run", "--build", "wide", "--no-publish", "--json")
@@ -151,23 +152,24 @@ def test_every_serving_profile_is_profiled_and_certified_and_the_first_is_evalua
     assert fake.ran() == ["certify", "package", "profile"]
 
 
-def test_a_failing_stage_is_named_with_its_reason_hint_and_log(fake: FakeSandbox) -> None:
-    done = fake.run(FAKE_FAIL="calibrate")
+def test_a_failing_stage_is_named_with_its_reason_hint_and_log(made: FakeSandbox) -> None:
+    change = ("--set", "training.steps=101")
+    done = made.run(*change, FAKE_FAIL="calibrate")
     assert done.code == 4  # the stage's own category, data
     lines = done.err.splitlines()
     start = lines.index("Error: stage calibrate@fake: rows.jsonl:3: no messages")
     assert lines[start + 1] == "  mend the line"
-    log = fake.root / lines[start + 2].removeprefix("  log: ")
+    log = made.root / lines[start + 2].removeprefix("  log: ")
     assert "no messages" in log.read_text()
     assert done.json["exit_code"] == 4
     assert "Traceback" not in done.err
-    status = fake.dspark("status", "--json").json
+    status = made.dspark("status", "--json").json
     assert status["run"]["state"] == "failed"
     stages = {stage["name"]: stage["status"] for stage in status["stages"]}
     assert (stages["train@fake"], stages["calibrate@fake"]) == ("ran", "failed")
     assert stages["package@fake"] == "not reached"
-    fake.calls()
-    assert "train" not in fake.ran()
+    made.calls()
+    assert "train" not in made.ran(*change)
 
 
 def test_missing_feature_shards_are_made_again_before_they_are_read_and_not_sooner(made: FakeSandbox) -> None:
@@ -187,6 +189,7 @@ def test_missing_feature_shards_are_made_again_before_they_are_read_and_not_soon
     assert len(list(store.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_a_shard_whose_bytes_changed_is_made_again_when_it_is_read(made: FakeSandbox) -> None:
     """Only the digest tells: the train stage notices, the shard is made again, the stage runs once more."""
     shard = next((made.root / ".dspark/store/features").iterdir())
@@ -198,32 +201,19 @@ def test_a_shard_whose_bytes_changed_is_made_again_when_it_is_read(made: FakeSan
     assert shard.read_text() == "features"
 
 
-def test_the_no_op_run_is_quick_and_loads_nothing_heavy(made: FakeSandbox) -> None:
+def test_a_run_with_nothing_to_do_loads_nothing_heavy(made: FakeSandbox) -> None:
     publish_receipt(made)
     code = (
-        "import sys, time; start = time.monotonic()\n"
+        "import sys\n"
         "from dspark.cli.boundary import run_command\n"
         "code = run_command(['run', '--target', 'fake', '--quiet'])\n"
-        "heavy = sorted({'mlflow', 'torch', 'transformers', 'dvc', 'onnxruntime'} & set(sys.modules))\n"
-        "print(code, time.monotonic() - start, heavy)\n"
+        "print(code, sorted({'mlflow', 'torch', 'transformers', 'dvc', 'onnxruntime'} & set(sys.modules)))\n"
     )
-    seconds = []
-    for _ in range(3):  # the best of three: the machine that tests run on is shared
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=made.root,
-            env=made.environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        ended, took, heavy = done.stdout.splitlines()[-1].split(maxsplit=2)
-        assert (ended, heavy) == ("0", "[]"), done.stderr
-        assert "model    dspark-fake version 1" in done.stdout
-        seconds.append(float(took))
-        if seconds[-1] <= 5:
-            break
-    assert min(seconds) <= 5
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=made.root, env=made.environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    assert "model    dspark-fake version 1" in done.stdout
     assert made.calls() == []
 
 

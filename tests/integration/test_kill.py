@@ -78,7 +78,14 @@ def test_a_run_goes_on_where_kill_9_ended_it(made: FakeSandbox, victim: str) -> 
     made.wait_for(lambda: made.processes() == {})
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+)
 def test_a_stop_reaches_everything_and_leaves_resumable_state(made: FakeSandbox, number: signal.Signals) -> None:
     child = start_slow_run(made)
     child.send_signal(number)

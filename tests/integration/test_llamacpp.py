@@ -87,7 +87,9 @@ class Made:
         return agree_with_llamacpp(self.target, self.drafter, self.file, prompts, work, max_new_tokens=12)
 
 
-@pytest.fixture(scope="module", params=[None, 200], ids=["whole", "reduced"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(None, id="whole", marks=pytest.mark.long), pytest.param(200, id="reduced")]
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ascii_tokens: Any) -> Made:
     """With the whole vocabulary of 280, and with its last 200."""
     draft_vocab: int | None = request.param

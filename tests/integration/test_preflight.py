@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conftest import Sandbox
+    from conftest import FakeSandbox, Sandbox
 
 # No proxy and no resolver: as on a machine without network.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent-cache"}
@@ -77,17 +77,12 @@ def test_targets_can_be_listed_shown_and_added(sandbox: Sandbox, tmp_path: Path)
     assert sandbox.dspark("targets", "show", "broken").code == 2
 
 
-def test_a_target_from_a_local_folder_runs_through_preflight(sandbox: Sandbox) -> None:
-    fetched = sandbox.dspark("targets", "fetch", "tiny")
-    assert fetched.code == 0, fetched.err
-    assert "targets/tiny.json" in fetched.out
-    store = next(
-        path for path in (sandbox.root / ".dspark/store/targets").iterdir() if (path / "config.json").is_file()
-    )
-    added = sandbox.dspark("targets", "add", "mine", os.fspath(store))
+def test_a_target_from_a_local_folder_runs_through_preflight(fake: FakeSandbox) -> None:
+    store = next(path for path in (fake.root / ".dspark/store/targets").iterdir() if (path / "config.json").is_file())
+    added = fake.dspark("targets", "add", "mine", os.fspath(store))
     assert added.code == 0, added.err
     assert "dspark run --target mine" in added.out
-    plan = sandbox.dspark("plan", "--target", "mine", "--json")
+    plan = fake.dspark("plan", "--target", "mine", "--json")
     assert plan.code == 0, plan.err
     assert plan.json["problems"] == []
     assert {step["action"] for step in plan.json["steps"]} == {"will run"}

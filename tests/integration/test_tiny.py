@@ -40,7 +40,7 @@ from dspark.workspace.rivals import champion, rival_drafter, rival_mistake
 if TYPE_CHECKING:
     from sandbox import Finished, Sandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 PACKAGE = "builds/tiny/package"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/onnxruntime/decode.py"
 EXAMPLE_PROMPTS = EXAMPLE.parents[1] / "retrain/sql.jsonl"
@@ -89,7 +89,6 @@ def test_the_package_is_verified_from_outside_the_workspace(tiny: tuple[Sandbox,
     assert sandbox.dspark("package", "verify", str(copy), cwd=tmp_path).code == 7
 
 
-@pytest.mark.long
 def test_a_finished_build_is_evaluated_on_a_suite_and_stays_as_it_is(tiny: tuple[Sandbox, Finished]) -> None:
     """All nine sets from small files in their released formats; a second call decodes nothing."""
     sandbox, _ = tiny
@@ -159,7 +158,6 @@ def test_a_finished_package_is_judged_and_can_be_measured_against(tiny: tuple[Sa
     assert turns.load(target).gamma == 4 and turns.scheduler is not None and turns.scheduler.gamma == 4
 
 
-@pytest.mark.long
 def test_a_trained_build_is_asked_a_live_load(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
     """The build is its own rival. Nothing is said of times: what is said and verified follows from the load."""
     sandbox, _ = tiny
@@ -209,7 +207,6 @@ finally:
 """
 
 
-@pytest.mark.long
 def test_the_package_decodes_without_torch(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
     """The example's tokens, steps and tau are those of the reference loop with the trained drafter in torch."""
     sandbox, _ = tiny
@@ -252,7 +249,6 @@ def test_the_package_decodes_without_torch(tiny: tuple[Sandbox, Finished], tmp_p
     assert f"tokens {' '.join(map(str, expected[0].token_ids))}\n" in text
 
 
-@pytest.mark.long
 def test_a_new_domain_is_learnt_from_the_champion_and_nothing_old_is_made_again(
     tiny: tuple[Sandbox, Finished], tmp_path: Path
 ) -> None:
@@ -311,7 +307,6 @@ def test_a_new_domain_is_learnt_from_the_champion_and_nothing_old_is_made_again(
     assert again.code == 0 and {stage["status"] for stage in again.json["stages"]} == {"up to date"}, again.err
 
 
-@pytest.mark.long
 def test_a_drafter_without_heads_goes_through_every_stage(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
     """Recipe dflash in a copy of the workspace: no confidences anywhere, and whole blocks wherever something serves."""
     before, _ = tiny
@@ -346,7 +341,6 @@ def test_a_drafter_without_heads_goes_through_every_stage(tiny: tuple[Sandbox, F
     assert "A DFlash drafter" in (package / "README.md").read_text()
 
 
-@pytest.mark.long
 def test_a_chain_goes_through_every_stage(tiny: tuple[Sandbox, Finished], tmp_path: Path) -> None:
     """Recipe eagle3 in a copy of the workspace: another network, the same corpus, loop, evaluation and package."""
     before, _ = tiny
@@ -455,7 +449,6 @@ def served_engine(root: Path) -> Engine:
     return Engine(target, drafter.float(), target.eos_token_ids)
 
 
-@pytest.mark.long
 def test_a_build_is_measured_through_servers_that_run_elsewhere(tiny: tuple[Sandbox, Finished]) -> None:
     """SGLang's protocol from profiling to the certificate; then the package and the drafter against such servers."""
     sandbox, _ = tiny

@@ -259,7 +259,7 @@ def test_a_cpu_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("training", [torch.device("cpu"), DEVICE], ids=["beside a CPU", "on the same GPU"])
-@pytest.mark.parametrize("kind", ["dspark", "eagle3"])
+@pytest.mark.parametrize("kind", ["dspark", pytest.param("eagle3", marks=pytest.mark.long)])
 def test_answers_features_training_and_decoding_together(
     kind: str, training: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -368,7 +368,7 @@ jsonl_rows = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(jsonl_rows, max_size=12), st.lists(jsonl_rows, max_size=6), st.sampled_from([None, 1, 3, 10]))
 def test_kept_and_rejected_are_the_input_and_no_unit_is_divided_whatever_the_rows(encoder, mine, bench, limit):
     """A row of each domain is always usable, so that a run is refused for a lack of prompts only by its limit."""

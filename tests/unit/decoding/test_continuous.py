@@ -113,7 +113,7 @@ def test_what_a_request_says_depends_on_nobody_else(llama: Target, drafter, name
     options = {"temperature": temperature, "truncation": truncation}
     texts = alone(llama, proposer, chosen, **options)
 
-    @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=4, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         st.lists(st.integers(0, 12), min_size=len(PROMPTS), max_size=len(PROMPTS)),
         st.lists(st.integers(1, NEW_TOKENS), min_size=len(PROMPTS), max_size=len(PROMPTS)),

@@ -42,7 +42,7 @@ def by_hand(probs: list[float], top_k: int, top_p: float) -> list[float]:
     return [probs[token] / held if token in kept else 0.0 for token in range(len(probs))]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     st.lists(st.floats(0.001, 1), min_size=2, max_size=90, unique=True),
     st.integers(0, 100),

@@ -61,7 +61,7 @@ def test_replies_and_counters_are_the_engines(pair: tuple[Any, Any], kind: str) 
 
 
 @pytest.mark.parametrize("kind", DOUBLES)
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", [PROMPTS[0], *(pytest.param(one, marks=pytest.mark.long) for one in PROMPTS[1:])])
 def test_a_replay_counts_what_these_engines_count(pair: tuple[Any, Any], kind: str, prompt: list[int]) -> None:
     """To the end of the last block, at the limit as well as behind a token that ends the reply."""
     engine = Engine(*pair)

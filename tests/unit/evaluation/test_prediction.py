@@ -136,7 +136,7 @@ CYCLES = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 PROMPTS = st.lists(st.tuples(st.integers(2, 12), CYCLES), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts=PROMPTS, concurrency=st.integers(1, 4), policy=st.sampled_from(POLICIES), logit=st.sampled_from([-1, 1]))
 def test_tau_and_verified_drafts_stay_within_a_block(
     prompts: list[tuple[int, list[int]]], concurrency: int, policy: Policy, logit: float
@@ -149,7 +149,7 @@ def test_tau_and_verified_drafts_stay_within_a_block(
     assert found.tokens_per_second_per_user <= found.tokens_per_second * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompts=PROMPTS, concurrency=st.integers(1, 4), policy=st.sampled_from(POLICIES), data=st.data())
 def test_more_accepted_drafts_are_never_slower(
     prompts: list[tuple[int, list[int]]], concurrency: int, policy: Policy, data: st.DataObject

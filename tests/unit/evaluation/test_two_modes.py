@@ -74,7 +74,7 @@ def test_requests_of_another_seed_are_others() -> None:
     assert one != two and all(request[-1] == PLEASE for request in one)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sequential_head_keeps_two_answers_apart_where_independent_slots_mix_them() -> None:
     """Independent slots cross about half of their phrases: the first word is as likely the one as the other, and the
     second knows nothing of it. Over six seeds `benchmarks/two_modes.py` found lower bounds from 30 % on without the

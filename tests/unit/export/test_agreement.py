@@ -81,7 +81,12 @@ def random_prompts(count: int) -> list[list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "draft_ids"),
-    [("llama", None), ("qwen3", None), ("llama", [*range(3, 278, 3), 278]), ("qwen3", [*range(4, 280, 2)])],
+    [
+        ("llama", None),
+        pytest.param("qwen3", None, marks=pytest.mark.long),
+        pytest.param("llama", [*range(3, 278, 3), 278], marks=pytest.mark.long),
+        ("qwen3", [*range(4, 280, 2)]),
+    ],
 )
 def test_the_engine_drafts_as_torch_and_every_fault_fails(
     family: str, draft_ids: list[int] | None, tmp_path: Path, ascii_tokens: Any

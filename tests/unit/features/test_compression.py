@@ -22,7 +22,7 @@ def rows(draw):
     return torch.tensor(values, dtype=torch.float32).view(count, groups * width), groups
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rows())
 def test_an_int8_code_is_off_by_half_a_scale_at_most(drawn):
     """The scale is what makes the largest number of the group 127, worked out here in Python's own doubles."""
@@ -40,7 +40,7 @@ def test_an_int8_code_is_off_by_half_a_scale_at_most(drawn):
             assert off <= bound * (1 + 1e-4), (off, bound)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rows())
 def test_an_fp8_code_is_off_by_a_sixteenth_or_by_a_thousandth_of_a_scale(drawn):
     """e4m3 has three bits behind the point: half of 2^-3 of the number; below 2^-6 scales steps of 2^-9 scales."""

@@ -240,7 +240,7 @@ def test_an_unreadable_file_is_refused(package, monkeypatch):
     assert "Permission denied" in refused(package)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_other_bytes_of_the_manifest_are_refused(pristine, tmp_path_factory, data):
     """Insertions, deletions and replacements anywhere: there is one spelling only."""

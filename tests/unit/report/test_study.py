@@ -101,11 +101,12 @@ SHALLOW = {"math": [[1, 1], [0, 0]], "chat": [[0], [2]], "code": [[3, 3]]}
 DEEP = {"math": [[3, 3], [1, 1]], "chat": [[2], [2]], "code": [[0, 0]]}
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> StudyReport:
-    write_build(tmp_path / "mine.depth.layers-1", SHALLOW, (0.0, 1.0))
-    write_build(tmp_path / "mine.depth.layers-2", DEEP, (0.0, 1.0), trainable_parameters=2000)
-    return collect(study_of(DEPTH), tmp_path)
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> StudyReport:
+    builds = tmp_path_factory.mktemp("builds")
+    write_build(builds / "mine.depth.layers-1", SHALLOW, (0.0, 1.0))
+    write_build(builds / "mine.depth.layers-2", DEEP, (0.0, 1.0), trainable_parameters=2000)
+    return collect(study_of(DEPTH), builds)
 
 
 def test_tau_is_the_mean_of_the_domains_and_acceptance_is_pooled_over_their_prompts(report: StudyReport) -> None:

@@ -119,7 +119,7 @@ def test_contradicting_tokens_share_one_value():
     assert found == min(around)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0.3, 3.0), min_size=len(SHAPES), max_size=len(SHAPES)), st.integers(0, 2**32 - 1))
 def test_no_cost_with_a_rising_theta_is_closer(noise, seed):
     """Noise of up to threefold; random ones with a theta that does not fall are never better than the fit."""

@@ -161,7 +161,7 @@ def test_the_causality_check_catches_rules_that_look_ahead(mutant):
 probabilities = st.floats(0, 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_confidences_behind_the_first_refused_token_change_nothing(data):
     """Whatever stands behind position lengths + 1 of any request, all lengths stay what they are."""
@@ -178,7 +178,7 @@ def test_confidences_behind_the_first_refused_token_change_nothing(data):
     assert scheduler.lengths(changed).tolist() == lengths.tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_admitted_tokens_are_the_likeliest_and_each_raises_the_prediction(data):
     """No refused token survives more probably than an admitted one, and theta rises with every admission."""

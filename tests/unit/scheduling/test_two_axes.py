@@ -81,7 +81,7 @@ def allocations(cost, survival):
     return [lengths for lengths in every if sum(lengths) <= room]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps())
 def test_no_allocation_beats_the_capacity_that_the_delayed_scheduler_chooses(step):
     """With the same confidences for capacity and step, its plan is the best of all allocations."""
@@ -94,7 +94,7 @@ def test_no_allocation_beats_the_capacity_that_the_delayed_scheduler_chooses(ste
     assert plan.tokens_per_second == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps())
 def test_the_early_stop_takes_the_best_allocation_of_each_size_until_one_more_token_does_not_pay(step):
     cost, survival = step

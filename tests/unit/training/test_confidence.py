@@ -63,7 +63,7 @@ def test_the_order_of_confidences_is_kept():
     assert fit.scale == pytest.approx(0.05) and fit.shift < 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(-60, 60), st.floats(0, 1)), min_size=1, max_size=40))
 def test_the_mean_confidence_becomes_the_mean_acceptance_as_far_as_the_prior_lets_it(slots):
     z, acceptance = (torch.tensor(values, dtype=torch.float32) for values in zip(*slots, strict=True))
