@@ -424,7 +424,7 @@ class EvaluationSettings(Settings):
     throughput_dtype: DType = "bfloat16"
     throughput_prompts: int = Field(default=6, gt=0)
     throughput_new_tokens: int = Field(default=96, gt=0)
-    throughput_rounds: int = Field(default=10, ge=2)
+    throughput_rounds: int = Field(default=12, ge=2)  # fewer than 12 recommend no policy; they go by fours
     seed: int = 0
 
 
@@ -462,8 +462,9 @@ class LoadSettings(Settings):
     policies: tuple[str, ...] = ("threshold(0.5)", "scheduled", "scheduled-delayed")
     temperature: float = Field(default=0.0, ge=0)  # of target and drafts; one that the evaluation recorded
     new_tokens: int = Field(default=48, ge=2)  # of an answer at most; the evaluation's answers must be as long
-    # At each number of requests: half of them choose the best fixed length, the others judge it, both orders in each.
-    rounds: int = Field(default=12, ge=4)
+    # At each number of requests: half of them choose the best fixed length, the others judge policies against it, both
+    # orders in each; fewer than 12 judge nothing.
+    rounds: int = Field(default=12, ge=4, multiple_of=4)
     predicted_rounds: int = Field(default=24, gt=0)  # that a prediction is the mean of
     seed: int = 0
 

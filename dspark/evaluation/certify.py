@@ -17,7 +17,7 @@ from dspark.evaluation.acceptance import measure_acceptance
 from dspark.evaluation.agreement import compare_taus
 from dspark.evaluation.entries import Engine, measured_entry
 from dspark.evaluation.entry import Agreement, CertificateEntry, LosslessSummary, Status, absent_entry
-from dspark.evaluation.recommendation import against_champion, recommend
+from dspark.evaluation.recommendation import against_champion, note_halves, recommend
 from dspark.evaluation.results import LosslessReport
 from dspark.io.progress import Progress
 
@@ -90,6 +90,7 @@ def certify_reference(
     theirs = [Arm(f"champion {policy.name}", rival, policy) for policy in turns]
     arms = [*own, *theirs]
     rounds = settings.throughput_rounds
+    note_halves(rounds, progress)
     progress.start("measure load", len(profile.certify_concurrency) * len(arms) * rounds, unit="rounds")
     comparisons = []
     for concurrency in sorted(profile.certify_concurrency):

@@ -23,6 +23,7 @@ from dspark.measured import Measured
 # cannot tell it, since their replies end at one limit.
 LENGTHS = 1.0
 Z95 = NormalDist().inv_cdf(0.975)
+FEWEST = 6  # independent units that an error can be estimated on
 
 Source = Literal["records", "intervals"]
 
@@ -73,15 +74,15 @@ def variance_of(number: Measured) -> float:
     return ((high - low) / (2 * Z95)) ** 2 * number.n / max(number.n - 1, 1)
 
 
-def critical(false_alarms: float, prompts: int) -> float:
+def critical(false_alarms: float, units: int) -> float:
     """How many standard errors chance exceeds, on either side together, with such a probability.
 
-    Student's t with one degree of freedom less than prompts, on which the error is estimated; by the expansion of
+    Student's t with one degree of freedom less than units, on which the error is estimated; by the expansion of
     Abramowitz and Stegun, 26.7.5, which is good to a percent from five degrees on. Fewer decide nothing: infinite.
     """
-    if prompts < 6:
+    if units < FEWEST:
         return math.inf
-    z, freedom = NormalDist().inv_cdf(1 - false_alarms / 2), prompts - 1
+    z, freedom = NormalDist().inv_cdf(1 - false_alarms / 2), units - 1
     terms = (
         z,
         (z**3 + z) / 4,

@@ -90,12 +90,13 @@ class AgainstChampion(Model):
 
 
 class Recommendation(Model):
-    """What to run at a number of concurrent requests; fitted on one half of the rounds, judged on the other."""
+    """What to run at a number of concurrent requests: chosen on one half of the rounds, judged on the other."""
 
     from_concurrency: int
     to_concurrency: int
     policy: str  # `none`: switch speculation off
     gamma: int
+    decided: bool = True  # False: too few rounds to tell what pays, so that `none` stands for want of knowledge
     reason: str
     # How much slower than the best arm it was on the judging half of the rounds; absent without such a half.
     behind_best: float | None = None

@@ -100,7 +100,7 @@ class AgainstBest(Model):
     concurrency: int
     arm: str
     best: str
-    ratio: Measured  # of tokens per second
+    ratio: Measured | None = None  # of tokens per second; None: too few rounds to judge on (`rounds.ENOUGH`)
 
 
 class LoadReport(Model):
@@ -189,17 +189,15 @@ def _compared(point: PredictedPoint, comparisons: Sequence[Comparison]) -> Compa
 
 
 def _against_best(comparison: Comparison) -> list[AgainstBest]:
-    numbers = range(len(comparison.rounds[NONE]))
-    # Halves of pairs of rounds, so that each holds both orders of the arms.
-    fit, judge = [n for n in numbers if n // 2 % 2 == 0], [n for n in numbers if n // 2 % 2 == 1]
+    choosing, _ = comparison.halves()
     fixed = [arm.name for arm in comparison.arms if arm.policy.name.startswith((NONE, "fixed"))]
-    best = max(fixed, key=lambda name: comparison.ratio(name, fit).value)
+    best = max(fixed, key=lambda name: comparison.ratio(name, choosing).value)
     return [
         AgainstBest(
             concurrency=comparison.concurrency,
             arm=arm.name,
             best=best,
-            ratio=comparison.ratio(arm.name, judge, to=best),
+            ratio=comparison.judged(arm.name, to=best),
         )
         for arm in comparison.arms
         if arm.name not in fixed

@@ -127,7 +127,7 @@ class ArmThroughput(Model):
 
 
 class ThroughputReport(Model):
-    """Arms measured in one process, in turn (A B C C B A ...), on the same prompts; intervals over prompts."""
+    """Arms measured in one process, in turn (A B C C B A ...), on the same prompts; see `rounds.over_prompts`."""
 
     temperature: float
     dtype: DType

@@ -1,11 +1,13 @@
 """Ways of decoding that are compared in turn: what each did in every round, and what follows from it. No torch import.
 
 Machines drift while they are measured, so arms run interleaved (A B C, C B A, ...) and ratios are taken within the
-comparison; intervals come from resampling prompts, with all rounds of a prompt together.
+comparison. Intervals come from resampling groups of prompts, with all rounds of a group together; of few groups, rounds
+are resampled instead, and intervals then tell nothing of how prompts differ.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from dspark.config.models import DType
 from dspark.decoding.policies import Policy
 from dspark.errors import DataError, SettingsError
+from dspark.evaluation.dispersion import FEWEST, critical, variance_of
 from dspark.evaluation.results import ArmThroughput, CycleCost, LoadPoint, Percentiles, ThroughputReport
 from dspark.io.progress import Progress
 from dspark.measured import Measured, bootstrap
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from dspark.decoding.drafting import Proposer
 
 NONE = "none"
+ENOUGH = 2 * FEWEST  # rounds from which on a choice between arms is judged
+_GROUPS = 8  # of prompts; resampling fewer finds that all of them are the best one too often
 _WARM_TOKENS = 8
 
 
@@ -105,7 +110,7 @@ class Comparison:
     seed: int
 
     def report(self) -> ThroughputReport:
-        """Everything, with intervals over prompts."""
+        """Everything, with intervals."""
         return ThroughputReport(
             temperature=self.temperature,
             dtype=self.dtype,
@@ -133,6 +138,38 @@ class Comparison:
         chosen = range(len(self.rounds[NONE])) if numbers is None else numbers
         mine, other = [self.rounds[arm][i] for i in chosen], [self.rounds[to][i] for i in chosen]
         return over_prompts(mine, lambda sample: _speed(mine, sample) / _speed(other, sample), self.seed)
+
+    def halves(self) -> tuple[list[int], list[int]]:
+        """The rounds that choose between arms, and as many that judge the choice.
+
+        Each half has both orders of the arms equally often, and the groups of prompts as evenly as so many rounds can.
+        Rounds behind the last four are in neither; fewer than four make no halves.
+        """
+        rounds = self.rounds[NONE]
+        groups = len({each.group for each in rounds})
+        # Pairs of rounds, one in each order, go to either half in turn. Where an even number of them is a pass over the
+        # groups, the next pass begins with the other half: else a half would see the same groups in every pass.
+        length = groups if groups % 2 == 0 else 2 * groups
+        halves: tuple[list[int], list[int]] = ([], [])
+        for number in range(len(rounds) // 4 * 4):
+            halves[(number // length + number % length // 2) % 2].append(number)
+        return halves
+
+    def judged(self, arm: str, *, to: str = NONE) -> Measured | None:
+        """`ratio` on the half that judges, with an interval that so few rounds allow.
+
+        Percentiles of resampled units take their spread for known: of six normal ones the lower end lies above the
+        truth in 6.7 of 100 cases. With Student's t and the same spread it does in 2.5.
+
+        Returns:
+            None: too few rounds for any interval (`ENOUGH`).
+        """
+        _, judge = self.halves()
+        if len(judge) < FEWEST:
+            return None
+        found = self.ratio(arm, judge, to=to)
+        reach = critical(0.05, found.n) * math.sqrt(variance_of(found))
+        return found.model_copy(update={"ci95": (found.value - reach, found.value + reach)})
 
     def _summary(self, arm: Arm) -> ArmThroughput:
         rounds, plain = self.rounds[arm.name], self.rounds[NONE]
@@ -175,25 +212,30 @@ def run_in_turn(
         raise DataError(f"{prompts} prompts are too few for {concurrency} concurrent requests")
     for arm in arms:
         run(arm, 0, min(_WARM_TOKENS, max_new_tokens))
+    groups = prompts // concurrency
     done: dict[str, list[Round]] = {name: [] for name in names}
     for number in range(rounds):
-        for arm in arms if number % 2 == 0 else reversed(arms):
-            done[arm.name].append(run(arm, number % (prompts // concurrency), max_new_tokens))
+        group = number % groups
+        # Every pass turns the order around, so that no group is only ever asked in one of the two.
+        for arm in arms if (number // groups + group) % 2 == 0 else reversed(arms):
+            done[arm.name].append(run(arm, group, max_new_tokens))
             progress.advance()
     return done
 
 
 def over_prompts(rounds: list[Round], statistic: Callable[[NDArray[np.intp]], float], seed: int) -> Measured:
-    """A statistic of rounds with its interval over prompts, or over rounds where there is one group of prompts.
+    """A statistic of rounds with its interval over groups of prompts, or over rounds where these are fewer than eight.
 
     Args:
         statistic: of the rounds at the given places.
+    Returns:
+        n counts groups, or rounds; an interval over rounds is about these very prompts.
     Raises:
         DataError: it is undefined on all rounds.
     """
     groups = sorted({each.group for each in rounds})
     members = [np.flatnonzero([each.group == group for each in rounds]) for group in groups]
-    if len(members) == 1:
+    if len(members) < _GROUPS:
         members = [np.array([index]) for index in range(len(rounds))]
     measured = bootstrap(
         len(members), lambda chosen: statistic(np.concatenate([members[i] for i in chosen])), seed=seed

@@ -26,7 +26,7 @@ from dspark.evaluation.counters import (
 from dspark.evaluation.decoding import first_prompts, spread_prompts, that_fit
 from dspark.evaluation.entries import Engine, measured_entry
 from dspark.evaluation.entry import CertificateEntry, Status
-from dspark.evaluation.recommendation import recommend
+from dspark.evaluation.recommendation import note_halves, recommend
 from dspark.evaluation.rounds import NONE, Arm, Comparison, Request, Round, run_in_turn
 from dspark.evaluation.texts import compare_texts
 from dspark.io.progress import Progress
@@ -121,6 +121,7 @@ def certify_servers(
     drafted, plain = (
         _decode(fleet, name, questions.alone, settings.max_new_tokens, progress) for name in (Fixed().name, NONE)
     )
+    note_halves(settings.throughput_rounds, progress)
     rounds = len(questions.together) * len(arms) * settings.throughput_rounds
     progress.start("measure load", rounds, unit="rounds")
     comparisons = [

@@ -144,7 +144,8 @@ def _advice(entry: CertificateEntry) -> list[str]:
     for item in entry.recommended:
         one = item.from_concurrency == item.to_concurrency
         span = str(item.from_concurrency) if one else f"{item.from_concurrency} to {item.to_concurrency}"
-        advice = "**switch speculation off**" if item.policy == NONE else f"use policy {code(item.policy)}"
+        off = "**switch speculation off**" if item.decided else "leave speculation off until more is known"
+        advice = off if item.policy == NONE else f"use policy {code(item.policy)}"
         noun = "request at a time" if span == "1" else "concurrent requests"
         between = [n for n in range(item.from_concurrency, item.to_concurrency + 1) if n not in measured]
         assumed = f"; {', '.join(map(str, between))} not measured" if between else ""

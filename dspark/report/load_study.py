@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dspark.evaluation.load_report import LoadReport
+from dspark.evaluation.load_report import AgainstBest, LoadReport
 from dspark.io.csvfile import csv_text
 from dspark.measured import Measured
 from dspark.report.chart import Axis, Figure, Panel, Point, Series
@@ -148,7 +148,7 @@ def load_table(report: LoadReport) -> Table:
                     _shown(arm.load.tokens_per_second_per_user),
                     f"{arm.load.verified_tokens_per_request:.2f}",
                     _shown(arm.against_none),
-                    _NOTHING if judged is None else f"{_shown(judged.ratio)} ({judged.best})",
+                    _NOTHING if judged is None else _judged(judged),
                 )
             )
     return header, rows
@@ -193,6 +193,10 @@ def _columns(name: str) -> list[str]:
 
 def _cells(measured: Measured | None) -> list[object]:
     return [None] * 3 if measured is None else [measured.value, *measured.ci95]
+
+
+def _judged(one: AgainstBest) -> str:
+    return f"{_shown(one.ratio) if one.ratio is not None else 'too few rounds to judge'} ({one.best})"
 
 
 def _shown(measured: Measured | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dspark.evaluation.entry import AgainstNone, CertificateEntry, Recommendation
@@ -17,6 +17,7 @@ from dspark.measured import Measured
 from dspark.package.certificate import NONE
 
 Answer = Literal["deploy", "leave off", "do not deploy", "not known"]
+_Standing = Answer | Literal["too few rounds"]  # of one serving profile
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Span:
     last: int
     policy: str
     ratios: tuple[AgainstNone, ...]
+    decided: bool  # False: too few rounds to tell what pays
 
     @property
     def requests(self) -> str:
@@ -85,6 +87,8 @@ def verdict(
     if "leave off" in answers:
         headline = "Not worth deploying: where it was measured, nothing surely beat plain decoding"
         return Verdict("leave off", headline, tuple(lines))
+    if "too few rounds" in answers:
+        return Verdict("not known", "Not known whether it pays: too few rounds were timed to tell", tuple(lines))
     return Verdict("not known", "Not known whether it pays: no valid certificate of a serving engine", tuple(lines))
 
 
@@ -93,11 +97,13 @@ def spans(entry: CertificateEntry) -> list[Span]:
     found: list[Span] = []
     for item in entry.recommended:
         ratios = _ratios(entry, item)
+        span = Span(item.from_concurrency, item.to_concurrency, item.policy, ratios, item.decided)
         last = found[-1] if found else None
-        if last is not None and last.policy == item.policy and last.last + 1 == item.from_concurrency:
-            found[-1] = Span(last.first, item.to_concurrency, item.policy, (*last.ratios, *ratios))
+        alike = last is not None and (last.policy, last.decided) == (span.policy, span.decided)
+        if last is not None and alike and last.last + 1 == span.first:
+            found[-1] = replace(span, first=last.first, ratios=(*last.ratios, *ratios))
         else:
-            found.append(Span(item.from_concurrency, item.to_concurrency, item.policy, ratios))
+            found.append(span)
     return found
 
 
@@ -106,7 +112,7 @@ def times(ratio: Measured) -> str:
     return f"{ratio.value:.2f} [{ratio.ci95[0]:.2f}, {ratio.ci95[1]:.2f}]"
 
 
-def _standing(entry: CertificateEntry, today: datetime.date) -> tuple[Answer, str]:
+def _standing(entry: CertificateEntry, today: datetime.date) -> tuple[_Standing, str]:
     """What one serving profile says, in one sentence."""
     if entry.status == "absent":
         return "not known", f"not measured ({entry.reason})"
@@ -122,7 +128,10 @@ def _standing(entry: CertificateEntry, today: datetime.date) -> tuple[Answer, st
     if not entry.recommended:
         return "leave off", "nothing was shown to pay, leave speculation off"
     told = "; ".join(_advice(entry, span) for span in spans(entry))
-    return ("deploy" if any(item.policy != NONE for item in entry.recommended) else "leave off"), told
+    if any(item.policy != NONE for item in entry.recommended):
+        return "deploy", told
+    # What was judged and did not pay is known, whatever could not be judged beside it.
+    return ("leave off" if any(item.decided for item in entry.recommended) else "too few rounds"), told
 
 
 def _advice(entry: CertificateEntry, span: Span) -> str:
@@ -130,7 +139,8 @@ def _advice(entry: CertificateEntry, span: Span) -> str:
         return f"at {span.requests} use policy {span.policy}, {_told(span.ratios)}"
     best = _best(entry, span)
     reason = f" ({best.arm} at {_requests(best.concurrency)}: {times(best.ratio)} times plain decoding)" if best else ""
-    return f"at {span.requests} switch speculation off{reason}"
+    advice = "switch speculation off" if span.decided else "too few rounds were timed to tell whether it pays"
+    return f"at {span.requests} {advice}{reason}"
 
 
 def _told(ratios: Sequence[AgainstNone]) -> str:

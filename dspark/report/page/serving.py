@@ -11,7 +11,7 @@ from dspark.package.certificate import NONE
 from dspark.report.page.charts import charts
 from dspark.report.page.evidence import Evidence
 from dspark.report.page.model import Block, Code, Facts, Group, Missing, Paragraph, Plain, Section, Table
-from dspark.report.verdict import spans
+from dspark.report.verdict import Span, spans
 from dspark.report.words import NOTHING, count, interval, leaves, milliseconds
 
 STATUS = {
@@ -74,19 +74,24 @@ def _entry(entry: CertificateEntry) -> Iterator[Plain]:
 def _recommendations(entry: CertificateEntry) -> Table:
     rows = []
     for span in spans(entry):
-        policy = "none: switch speculation off" if span.policy == NONE else span.policy
         ratios = ", ".join(f"{interval(one.ratio, 2)} at {one.concurrency} (n = {one.ratio.n})" for one in span.ratios)
         reasons = "; ".join(
             f"{item.reason} at {item.from_concurrency}"
             for item in entry.recommended
             if span.first <= item.from_concurrency <= span.last
         )
-        rows.append((span.requests, policy, ratios or NOTHING, reasons))
+        rows.append((span.requests, _policy(span), ratios or NOTHING, reasons))
     return Table(
         "What to run at which load",
         ("load", "policy", "times plain decoding, all rounds", "judged on rounds that had no part in the choice"),
         tuple(rows),
     )
+
+
+def _policy(span: Span) -> str:
+    if span.policy != NONE:
+        return span.policy
+    return "none: switch speculation off" if span.decided else "none: too few rounds to tell"
 
 
 def _loads(entry: CertificateEntry) -> Table:

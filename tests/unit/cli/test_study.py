@@ -26,11 +26,11 @@ from dspark.workspace.study import Studied
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What was asked of the study."""
     seen: dict[str, Any] = {}
-    rounds = comparison(1, {"none": [(10, 10)] * 4, "scheduled": [(15, 15)] * 4})
+    rounds = comparison(1, {"none": [(10, 10)] * 12, "scheduled": [(15, 15)] * 12})
     predicted = Prediction(tau=1.5, tokens_per_second=33, tokens_per_second_per_user=15,
                            latency_per_token_seconds=1 / 15, verified_tokens_per_request=1)  # fmt: skip
     before = PredictedLoad(made_at="2026-12-01T10:00:00+00:00", build="mine", target="t", gamma=2,
-                           settings=LoadSettings(concurrency=(1,), rounds=4), cost_profile="cpu", fitted_on=("a",),
+                           settings=LoadSettings(concurrency=(1,)), cost_profile="cpu", fitted_on=("a",),
                            measured_on=("b",),
                            points=(PredictedPoint(concurrency=1, arm="scheduled", predicted=predicted),))  # fmt: skip
     report = load_report("load", before, [rounds], absent={"threshold(0.5)": "the drafter has no confidence head"})

@@ -207,6 +207,7 @@ def test_a_load_is_swept_on_the_build_itself(root: Path) -> None:
         ("sweep: load\nload: {concurrency: [4, 2]}\n", "numbers of requests must rise, each once"),
         ("sweep: load\nload: {concurrency: []}\n", "load.concurrency"),
         ("sweep: load\nload: {rounds: 3}\n", "load.rounds"),
+        ("sweep: load\nload: {rounds: 10}\n", "multiple of 4"),
         ("sweep: load\nload: {round: 8}\n", "unknown key 'load.round'"),
     ],
 )

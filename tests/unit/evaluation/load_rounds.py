@@ -16,21 +16,21 @@ SCHEDULER = PrefixScheduler(
 )
 
 
-def round_of(number: int, concurrency: int, speed: float, throughput: float, verified: int = 1) -> Round:
+def round_of(group: int, concurrency: int, speed: float, throughput: float, verified: int = 1) -> Round:
     """Answers of 11 tokens in ten cycles: `speed` of one user, `throughput` of all; half of the time is prefill."""
     seconds = 11 * concurrency / throughput
     one = Request((5,) * 11, seconds / 2, np.full(10, 1 / speed), np.ones(10, np.int32))
-    return Round(number, seconds, (one,) * concurrency, 10 * concurrency, 10 * concurrency * verified, 0.1, 0.2)
+    return Round(group, seconds, (one,) * concurrency, 10 * concurrency, 10 * concurrency * verified, 0.1, 0.2)
 
 
-def comparison(concurrency: int, speeds: Mapping[str, Sequence[tuple[float, float]]]) -> Comparison:
-    """Of each arm, by its policy's name, (speed of one user, throughput of all) in each round."""
+def comparison(concurrency: int, speeds: Mapping[str, Sequence[tuple[float, float]]], groups: int = 4) -> Comparison:
+    """Of each arm, by its policy's name, (speed of one user, throughput of all) in each round; groups take turns."""
     arms = tuple(Arm(name, None, parse_policy(name, scheduler=SCHEDULER)) for name in speeds)
     rounds = {
         name: [
-            round_of(number, concurrency, *figures, verified=int(name != "none"))
+            round_of(number % groups, concurrency, *figures, verified=int(name != "none"))
             for number, figures in enumerate(found)
         ]
         for name, found in speeds.items()
     }
-    return Comparison(arms, rounds, 0.0, "float32", 1, concurrency, 4 * concurrency, 11, 0)
+    return Comparison(arms, rounds, 0.0, "float32", 1, concurrency, groups * concurrency, 11, 0)

@@ -26,13 +26,14 @@ from dspark.evaluation.certify import (
     compare_offline,
 )
 from dspark.evaluation.decoding import decode_prompts
-from dspark.evaluation.recommendation import against_champion, recommend
+from dspark.evaluation.recommendation import against_champion, note_halves, recommend
 from dspark.evaluation.results import GreedyLossless, LosslessReport, SampledLossless
 from dspark.evaluation.rivals import Champion
 from dspark.evaluation.rounds import Request, Round
 from dspark.evaluation.throughput import NONE, Arm, Comparison, round_of
 from dspark.evaluation.tiny import tiny_drafter, tiny_target
 from dspark.io.jsonfile import model_json
+from dspark.io.progress import Progress
 from dspark.measured import Measured
 from dspark.package.certificate import Certificate
 from dspark.scheduling.cost import CostCurve
@@ -145,7 +146,7 @@ def test_candidate_and_champion_are_compared_each_under_its_own_recommendation()
         arms = tuple(Arm(name, None, NoDrafts() if name == NONE else Fixed()) for name in seconds)
         one = Request((0,) * 10, 0.1, np.array([0.1] * 3), np.array([3] * 3, np.int32))
         rounds = {
-            name: [Round(number % 2, took, (one,) * concurrency, 3, 9, None, None) for number in range(8)]
+            name: [Round(number % 2, took, (one,) * concurrency, 3, 9, None, None) for number in range(12)]
             for name, took in seconds.items()
         }
         return Comparison(arms, rounds, 0.0, "float32", 1, concurrency, 2, 10, 0)
@@ -270,8 +271,8 @@ def comparison(concurrency: int, seconds: dict[str, list[float]]) -> Comparison:
 
 
 def test_a_policy_is_recommended_where_it_surely_pays():
-    fast = comparison(1, {"none": [2.0] * 8, "k2": [1.0, 1.1] * 4, "k3": [1.5] * 8})
-    slow = comparison(4, {"none": [2.0] * 8, "k2": [2.1, 2.2] * 4, "k3": [2.5] * 8})
+    fast = comparison(1, {"none": [2.0] * 12, "k2": [1.0, 1.1] * 6, "k3": [1.5] * 12})
+    slow = comparison(4, {"none": [2.0] * 12, "k2": [2.1, 2.2] * 6, "k3": [2.5] * 12})
     first, second = recommend([fast, slow], 3)
     assert (first.from_concurrency, first.to_concurrency, first.policy, first.gamma) == (1, 3, "fixed(2)", 3)
     assert (second.from_concurrency, second.to_concurrency, second.policy) == (4, 4, "none")
@@ -279,15 +280,41 @@ def test_a_policy_is_recommended_where_it_surely_pays():
 
 
 def test_what_was_fitted_on_some_rounds_is_judged_on_others():
-    """k2 shines in rounds 0, 1, 4, 5, which choose it, and loses in 2, 3, 6, 7, which judge it."""
-    lucky = comparison(1, {"none": [2.0] * 8, "k2": [0.5, 0.5, 2.5, 2.5] * 2, "k3": [1.5] * 8})
+    """k2 shines in rounds 0, 1, 4, 5, 8, 9, which choose it, and loses in 2, 3, 6, 7, 10, 11, which judge it."""
+    lucky = comparison(1, {"none": [2.0] * 12, "k2": [0.5, 0.5, 2.5, 2.5] * 3, "k3": [1.5] * 12})
     (found,) = recommend([lucky], 3)
-    assert found.policy == "none" and "k2 is 0.8" in found.reason
+    assert found.policy == "none" and "k2 is 0.8" in found.reason and found.decided
 
 
-def test_two_rounds_are_too_few_to_judge():
-    (found,) = recommend([comparison(1, {"none": [2.0] * 2, "k2": [0.5] * 2})], 3)
-    assert found.policy == "none" and "at least four" in found.reason
+@pytest.mark.parametrize("rounds", [2, 6, 11])
+def test_few_rounds_recommend_nothing_whatever_they_found(rounds: int):
+    """At 6 two rounds judge, at 11 four; of two that differ by chance alone both are faster once in four times."""
+    (found,) = recommend([comparison(1, {"none": [2.0] * rounds, "k2": [0.5] * rounds})], 3)
+    assert (found.policy, found.decided) == ("none", False)
+    assert found.reason == (
+        f"k2 was 4.000 times as fast as none in {rounds} rounds, too few to tell whether it pays: "
+        "--set evaluation.throughput_rounds=12 or more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        (12, None),
+        (16, None),
+        (6, "6 rounds are too few to recommend a policy"),
+        (14, "of 14 rounds 12 choose and judge"),
+    ],
+)
+def test_rounds_that_have_no_part_in_a_recommendation_are_told_before(rounds: int, said: str | None):
+    notes: list[str] = []
+
+    class Noting(Progress):
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    note_halves(rounds, Noting())
+    assert len(notes) == (said is not None) and all(said is not None and said in note for note in notes)
 
 
 def test_reading_a_certificate_loads_no_torch():

@@ -24,18 +24,19 @@ def point(concurrency: int, arm: str, throughput: float, latency: float) -> Pred
 
 def predicted(*points: PredictedPoint) -> PredictedLoad:
     return PredictedLoad(made_at="2026-12-01T10:00:00+00:00", build="b", target="t", gamma=2,
-                         settings=LoadSettings(concurrency=(2,), rounds=4), cost_profile="cpu", fitted_on=("a",),
+                         settings=LoadSettings(concurrency=(2,)), cost_profile="cpu", fitted_on=("a",),
                          measured_on=("b",), points=points)  # fmt: skip
 
 
-# The first two rounds choose, the others judge. fixed(2) is the fastest in the first two and the slowest afterwards.
+# Of four groups of prompts rounds 0, 1, 6, 7, 8 and 9 choose. fixed(2) is the fastest in these and the slowest in those
+# that judge.
 ROUNDS = comparison(
     2,
     {
-        "none": [(8, 16)] * 4,
-        "fixed(1)": [(10, 20)] * 4,
-        "fixed(2)": [(20, 40), (20, 40), (5, 10), (5, 10)],
-        "scheduled": [(10, 20)] * 4,
+        "none": [(8, 16)] * 12,
+        "fixed(1)": [(10, 20)] * 12,
+        "fixed(2)": [(20, 40) if number in (0, 1, 6, 7, 8, 9) else (5, 10) for number in range(12)],
+        "scheduled": [(10, 20)] * 12,
     },
 )
 
@@ -62,7 +63,13 @@ def test_the_best_fixed_length_is_judged_on_rounds_that_had_no_part_in_its_choic
     report = load_report("load", predicted(point(2, "none", 1, 1)), [ROUNDS])
     (one,) = report.against_best
     assert (one.arm, one.best, one.concurrency) == ("scheduled", "fixed(2)", 2)
-    assert one.ratio.value == pytest.approx(2)
+    assert one.ratio is not None and one.ratio.value == pytest.approx(2)
+
+
+def test_few_rounds_name_the_best_fixed_length_and_judge_nothing():
+    few = comparison(2, {"none": [(8, 16)] * 8, "fixed(1)": [(10, 20)] * 8, "scheduled": [(30, 60)] * 8})
+    (one,) = load_report("load", predicted(point(2, "none", 1, 1)), [few]).against_best
+    assert (one.best, one.ratio) == ("fixed(1)", None)
 
 
 def test_gains_are_against_plain_decoding_and_one_draft():

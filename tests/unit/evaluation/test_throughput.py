@@ -76,7 +76,7 @@ def test_ratios_are_of_tokens_per_second(target: Target, arms: list[Arm], clock)
     assert slow.against_none is not None and slow.against_none.value == pytest.approx(0.5)
     assert slow.against_none.ci95 == pytest.approx((0.5, 0.5))
     assert (report.rounds, report.prompts, report.dtype, report.threads) == (8, 4, "float32", 1)
-    assert fast.against_none.n == 4, "prompts are what is resampled"
+    assert fast.against_none.n == 8, "four groups of prompts are too few to be resampled"
 
 
 def test_speed_and_text_of_the_real_loop_are_reported(target: Target, arms: list[Arm]):

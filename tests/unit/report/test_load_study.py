@@ -27,8 +27,8 @@ def rows(text: str) -> list[dict[str, str]]:
 def report() -> LoadReport:
     """Plain decoding and two policies at one and at two requests."""
     comparisons = [
-        comparison(1, {"none": [(10, 10)] * 4, "fixed(1)": [(12, 12)] * 4, "scheduled": [(15, 15)] * 4}),
-        comparison(2, {"none": [(8, 16)] * 4, "fixed(1)": [(4, 8)] * 4, "scheduled": [(8, 16)] * 4}),
+        comparison(1, {"none": [(10, 10)] * 12, "fixed(1)": [(12, 12)] * 12, "scheduled": [(15, 15)] * 12}),
+        comparison(2, {"none": [(8, 16)] * 12, "fixed(1)": [(4, 8)] * 12, "scheduled": [(8, 16)] * 12}),
     ]
     predicted = Prediction(tau=1.2, tokens_per_second=20, tokens_per_second_per_user=10, latency_per_token_seconds=0.1,
                            verified_tokens_per_request=1)  # fmt: skip
@@ -37,7 +37,7 @@ def report() -> LoadReport:
         for one in comparisons for arm in one.arms
     )  # fmt: skip
     before = PredictedLoad(made_at="2026-12-01T10:00:00+00:00", build="mine", target="t", gamma=2,
-                           settings=LoadSettings(concurrency=(1, 2), rounds=4), cost_profile="cpu", fitted_on=("a",),
+                           settings=LoadSettings(concurrency=(1, 2)), cost_profile="cpu", fitted_on=("a",),
                            measured_on=("b",), points=points)  # fmt: skip
     return load_report("load", before, comparisons)
 
@@ -88,3 +88,11 @@ def test_a_terminal_sees_ratios_with_intervals(report: LoadReport):
     header, lines = prediction_table(report)
     assert len(lines) == 6 and len(header) == len(lines[0])
     assert lines[0][2] == "20" and lines[0][4].startswith(("+", "-"))
+
+
+def test_what_too_few_rounds_judge_is_said_and_not_shown(report: LoadReport):
+    unjudged = tuple(one.model_copy(update={"ratio": None}) for one in report.against_best)
+    few = report.model_copy(update={"against_best": unjudged})
+    assert load_table(few)[1][2][-1] == "too few rounds to judge (fixed(1))"
+    study = rows(load_texts(few)["study.csv"])
+    assert (study[2]["against_best"], study[2]["best"]) == ("", "fixed(1)")

@@ -110,3 +110,17 @@ def test_the_evaluation_is_named_as_what_it_is():
     throughput = fake_build.metrics().throughput
     lines = verdict([ABSENT], None, throughput, today=TODAY).lines
     assert lines[-1].startswith("in the evaluation, which is no serving engine") and "0.87 [0.86, 0.88]" in lines[-1]
+
+
+def test_what_too_few_rounds_were_timed_for_is_not_known():
+    """At one request nothing was decided; decided at four, it did not pay, and that is known."""
+    first, last = (
+        Recommendation(from_concurrency=at, to_concurrency=to, policy="none", gamma=3, decided=False, reason="few")
+        for at, to in ((1, 3), (4, 4))
+    )
+    found = judged(entry(recommended=(first, last)))
+    assert found.answer == "not known" and found.headline.endswith("too few rounds were timed to tell")
+    told = "cpu-reference: at 1 to 4 concurrent requests too few rounds were timed to tell whether it pays (fixed at 1"
+    assert found.lines[0].startswith(told)
+    one = judged(entry(recommended=(first, last.model_copy(update={"decided": True}))))
+    assert one.answer == "leave off" and "at 4 concurrent requests switch speculation off" in one.lines[0]
