@@ -70,7 +70,8 @@ class Gain(Model):
     # What both have to reach: tokens per second of one user, or of all.
     level: float
     value: float | None = None  # of the arm: what is compared
-    ratio: Measured | None = None  # of it to the other arm's; above 1 is a gain. Intervals over rounds
+    # Of it to the other arm's; above 1 is a gain. Intervals over rounds; a draw in which the arm misses the level is 0.
+    ratio: Measured | None = None
     at_least: bool = False  # the arm is above the level at the largest load that was measured: it would get further
     reason: str | None = None  # why there is no value
 
@@ -119,7 +120,8 @@ class Curves:
             both = sums.reshape(*sums.shape[:-1], *shape)
             mine, theirs = _curve(both[..., 0, :, :]), _curve(both[..., 1, :, :])
             least = needed(theirs)
-            return most(*mine, least) / most(*theirs, least)
+            # Where the arm misses the level it serves nobody: left out, such draws would make it look sure.
+            return np.nan_to_num(most(*mine, least)) / most(*theirs, least)
 
         whole = columns.sum(axis=0)
         mine, theirs = _curve(whole[0]), _curve(whole[1])
