@@ -73,7 +73,7 @@ class Gain(Model):
     # Of it to the other arm's; above 1 is a gain. Intervals over rounds; a draw in which the arm misses the level is 0.
     ratio: Measured | None = None
     at_least: bool = False  # the arm is above the level at the largest load that was measured: it would get further
-    reason: str | None = None  # why there is no value
+    reason: str | None = None  # why there is no value, or nothing to take a ratio to
 
 
 class Curves:
@@ -128,10 +128,14 @@ class Curves:
         least = float(needed(theirs))
         value = float(most(*mine, needed(theirs)))
         known = np.isfinite(value)
-        bound = mine[0] if form == "throughput_at_sla" else mine[1]
-        measured = bootstrap_sums(columns.reshape(len(columns), -1), ratio, seed=self._seed) if known else None
-        reason = None
-        if measured is None:
+        # A baseline that is above the level at the largest load would get further, too: nothing to take a ratio to.
+        cut_off = known and place is None and bool(theirs[0][-1] > least)
+        measured = reason = None
+        if cut_off:
+            reason = f"{against} is still faster than that at the largest load"
+        elif known:
+            measured = bootstrap_sums(columns.reshape(len(columns), -1), ratio, seed=self._seed)
+        if measured is None and reason is None:
             slower = arm if not known else against
             what = "one user" if form == "throughput_at_sla" else "all users"
             reason = f"{slower} reaches {least:.3g} tokens/s of {what} at no load"
@@ -143,7 +147,7 @@ class Curves:
             level=least,
             value=value if known else None,
             ratio=measured,
-            at_least=bool(known and form == "throughput_at_sla" and bound[-1] >= least),
+            at_least=bool(measured is not None and form == "throughput_at_sla" and mine[0][-1] >= least),
             reason=reason,
         )
 

@@ -77,9 +77,21 @@ def test_the_papers_forms_are_not_ratios_at_one_number_of_requests(curves: Curve
 def test_a_speed_that_somebody_promised(curves: Curves):
     """At 9 tokens/s: 13 of plain decoding, between its loads; 32 of the arm."""
     promised = found(curves, "throughput_at_sla", None, (9.0,))
-    assert promised.level == 9 and promised.ratio is not None
+    assert promised.level == 9 and promised.ratio is not None and promised.at_least
     assert promised.ratio.value == pytest.approx(32 / 13)
     assert found(curves, "throughput_at_sla", None, (18.0,)).reason == "none reaches 18 tokens/s of one user at no load"
+
+
+def test_two_arms_that_were_both_cut_off_are_not_compared(curves: Curves):
+    """At the largest load plain decoding gives 8 tokens/s and the arm 16: at 4 both would serve more users than two. At
+    12 plain decoding serves none, however far the arm would get."""
+    both = found(curves, "throughput_at_sla", None, (4.0,))
+    assert (both.value, both.ratio, both.at_least) == (pytest.approx(32), None, False)
+    assert both.reason == "none is still faster than that at the largest load"
+    one = found(curves, "throughput_at_sla", None, (12.0,))
+    assert (one.ratio, one.at_least) == (None, False)
+    exact = found(curves, "throughput_at_sla", None, (8.0,))
+    assert exact.ratio is not None and exact.ratio.value == pytest.approx(2) and exact.at_least
 
 
 def test_what_is_out_of_reach_has_a_reason():
