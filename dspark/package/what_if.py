@@ -171,6 +171,7 @@ def what_if(folder: Path, change: Change) -> WhatIf:
             )
             for load in loads
             for policy in dict.fromkeys((*mine.policies, *theirs.policies))
+            if mine.knows(policy, load) or theirs.knows(policy, load)
         ),
         rests_on=tuple(_grounds(manifest, records, current, changed, profiles, entries)),
     )
@@ -188,16 +189,23 @@ class _Engine:
     @classmethod
     def of(cls, folder: Path, manifest: Manifest, setting: Setting, costs: dict[str, CostReport]) -> _Engine:
         cost = costs[setting.profile]
-        policies: dict[str, Policy] = {NoDrafts.name: NoDrafts(), "fixed": Fixed()}
+        policies: dict[str, Policy] = {NoDrafts.name: NoDrafts()} if cost.plain else {}
+        policies[Fixed().name] = Fixed()
         temperatures = _temperatures(folder, manifest)
         if temperatures is not None and cost.scheduling is not None:
             scheduler = PrefixScheduler(cost.scheduling, setting.gamma, temperatures[: setting.gamma])
             policies[Scheduled.name] = Scheduled(scheduler)
-        loads = tuple(sorted({row.requests for row in cost.rows} & {row.requests for row in cost.plain}))
-        return cls(setting.gamma, policies, MeasuredSteps(cost), loads)
+        loads = {row.requests for row in cost.rows}
+        if cost.plain:
+            loads &= {row.requests for row in cost.plain}
+        return cls(setting.gamma, policies, MeasuredSteps(cost), tuple(sorted(loads)))
+
+    def knows(self, policy: str, concurrency: int) -> bool:
+        """Whether the policy can be had, and steps of so many requests were measured."""
+        return policy in self.policies and concurrency <= self.steps.most_requests
 
     def predict(self, recorded: Recorded, policy: str, concurrency: int) -> Prediction | None:
-        if policy not in self.policies or concurrency > self.steps.most_requests:
+        if not self.knows(policy, concurrency):
             return None
         return predict(recorded.cut(self.gamma), self.policies[policy], concurrency, self.steps)
 
@@ -272,6 +280,9 @@ def _grounds(
             f"step times of {name}: {cost.repeats} repeats of each shape, contexts of {contexts[0]} to {contexts[-1]} "
             f"tokens, {cost.dtype}, {cost.threads} threads"
         )
+        if not cost.plain:
+            why = cost.absent.get("plain", "the profile has no such steps")
+            lines.append(f"plain decoding was not measured on {name}, and is not predicted: {why}")
         if entry is not None:
             told = f"measured {entry.measured_at}" if entry.status == "measured" else f"{entry.status}: {entry.reason}"
             lines.append(f"certificate of {name}: {told}")

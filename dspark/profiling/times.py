@@ -33,20 +33,21 @@ class MeasuredSteps:
         packs: whether the engine lays rows of different lengths one behind the other where that saves enough; False: a
             step is as wide as its longest row.
     Raises:
-        DataError: nothing was measured.
+        DataError: no step that drafts was measured.
     """
 
     def __init__(self, report: CostReport, *, packs: bool = True) -> None:
         self._profile, self._packs = report.profile, packs
         self._drafting = _Table(report.rows)
         self._plain = _Table(report.plain)
-        if not self._drafting.requests.size or not self._plain.requests.size:
+        self._why_not_plain = report.absent.get("plain", "the profile has no such steps")
+        if not self._drafting.requests.size:
             raise DataError(f"no step of profile {report.profile} was measured", "profile it: dspark run --build NAME")
 
     @property
     def most_requests(self) -> int:
-        """Requests of the largest step that was measured."""
-        return int(min(self._drafting.requests[-1], self._plain.requests[-1]))
+        """Requests of the largest step that was measured, plainly too if any was."""
+        return int(min(table.requests[-1] for table in (self._drafting, self._plain) if table.requests.size))
 
     def drafting(self, lengths: Counts, contexts: Counts) -> float:
         """Seconds of a cycle that drafts and verifies; see `evaluation.prediction.StepTimes`."""
@@ -56,7 +57,16 @@ class MeasuredSteps:
         return self._drafting.at(len(lengths), float(widths.mean() if packed else widths.max()), _reach(contexts))
 
     def plain(self, contexts: Counts) -> float:
-        """Seconds of a cycle of plain decoding."""
+        """Seconds of a cycle of plain decoding.
+
+        Raises:
+            DataError: none was measured, as on a server that runs with its drafter.
+        """
+        if not self._plain.requests.size:
+            raise DataError(
+                f"no step of plain decoding was measured on profile {self._profile}: {self._why_not_plain}",
+                "predict policies that draft",
+            )
         self._check(len(contexts))
         return self._plain.at(len(contexts), 1.0, _reach(contexts))
 

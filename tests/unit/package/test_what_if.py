@@ -39,17 +39,22 @@ def cost(profile: str, seconds: float, requests: tuple[int, ...]) -> CostReport:
     return made.model_copy(update={"profile": profile, "rows": rows, "plain": plain})
 
 
+def packaged(root: Path, *costs: CostReport) -> Path:
+    """A package with the step times of these profiles."""
+    sources = fake_build.make(root)
+    write_records(root / "evaluate/records/temperature-0.safetensors", watched.records())
+    for one in costs:
+        write_model(root / f"{one.profile}.json", one)
+    sources = replace(sources, costs={one.profile: root / f"{one.profile}.json" for one in costs})
+    assemble(sources, root / "mine/package", card=fake_build.card)
+    return root / "mine/package"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of two measured profiles: cycles of a second, of up to 2 requests, and of half of it, of up to 4."""
     root = tmp_path_factory.mktemp("what-if")
-    sources = fake_build.make(root)
-    write_records(root / "evaluate/records/temperature-0.safetensors", watched.records())
-    write_model(root / "cost.json", cost(fake_build.CPU, 1.0, (1, 2)))
-    write_model(root / "faster.json", cost(FASTER, 0.5, (1, 2, 4)))
-    sources = replace(sources, costs={**sources.costs, FASTER: root / "faster.json"})
-    assemble(sources, root / "mine/package", card=fake_build.card)
-    return root / "mine/package"
+    return packaged(root, cost(fake_build.CPU, 1.0, (1, 2)), cost(FASTER, 0.5, (1, 2, 4)))
 
 
 def points(answer: WhatIf) -> dict[tuple[int, str], Any]:
@@ -87,6 +92,32 @@ def test_another_profile_costs_what_it_was_measured_to_cost(folder: Path):
     assert certified == {
         (one.concurrency, one.policy): one.tokens_per_second for one in loads if (one.concurrency, one.policy) in found
     }
+
+
+def test_a_server_that_always_drafts_is_answered_for_without_plain_decoding(tmp_path: Path):
+    """As SGLang is profiled: no plain step."""
+    served = cost(fake_build.CPU, 1.0, (1, 2)).model_copy(
+        update={"plain": (), "absent": {"plain": "a server with a drafter does not decode plainly"}}
+    )
+    answer = what_if(packaged(tmp_path, served), Change(gamma=1))
+    found = points(answer)
+    assert {load for load, _ in found} == {1, 2} and "none" not in {policy for _, policy in found}
+    fixed = found[2, "fixed"]
+    assert fixed.current is not None and fixed.changed is not None
+    assert fixed.current.tau == pytest.approx(2.03, rel=0.08) and fixed.changed.tau == pytest.approx(1.6, rel=0.08)
+    assert any("plain decoding was not measured on cpu-reference" in line for line in answer.rests_on)
+
+
+def test_what_only_one_profile_knows_stands_there_alone(tmp_path: Path):
+    """The first profile always drafts; the other one decodes plainly, too, and goes further."""
+    first = cost(fake_build.CPU, 1.0, (1, 2)).model_copy(update={"plain": ()})
+    answer = what_if(packaged(tmp_path / "a", first, cost(FASTER, 0.5, (1, 2, 4))), Change(profile=FASTER))
+    none = points(answer)[1, "none"]
+    assert none.current is None and none.changed is not None
+    drafts = cost(FASTER, 0.5, (1, 2)).model_copy(update={"plain": ()})
+    found = points(what_if(packaged(tmp_path / "b", cost(fake_build.CPU, 1.0, (1,)), drafts), Change(profile=FASTER)))
+    assert found[1, "none"].current is not None and found[1, "none"].changed is None
+    assert (2, "none") not in found and found[2, "fixed"].changed is not None
 
 
 def test_one_load_may_be_asked_for(folder: Path):

@@ -65,3 +65,14 @@ def test_what_was_not_measured(report: CostReport):
         steps.plain(np.full(5, 64))
     with pytest.raises(DataError, match="no step of profile cpu was measured"):
         MeasuredSteps(report.model_copy(update={"rows": ()}))
+
+
+def test_steps_of_a_server_that_always_drafts_tell_nothing_of_plain_decoding(report: CostReport):
+    absent = {"plain": "a server with a drafter does not decode plainly"}
+    steps = MeasuredSteps(report.model_copy(update={"plain": (), "absent": absent}))
+    assert steps.most_requests == 4
+    assert steps.drafting(np.array([1]), np.array([64])) == pytest.approx(seconds(1, 2, 64))
+    with pytest.raises(
+        DataError, match="no step of plain decoding was measured on profile cpu: a server with a drafter"
+    ):
+        steps.plain(np.array([64]))
