@@ -101,7 +101,7 @@ class WhatIfPoint(Model):
 
     concurrency: int
     policy: str
-    current: Prediction | None = None  # None: there are no step times of so many requests
+    current: Prediction | None = None  # None: there are no step times of so many requests, or none of the policy
     changed: Prediction | None = None
     certified_tokens_per_second: Measured | None = None  # of the current setting, prefills included; None: not measured
 
@@ -122,8 +122,8 @@ def what_if(folder: Path, change: Change) -> WhatIf:
     """Predict what a change does to a package.
 
     Raises:
-        SettingsError: longer blocks than the drafter's, a profile that the package was not made for, more requests than
-            were measured.
+        SettingsError: longer blocks than the drafter's, a profile that the package was not made for, more or fewer
+            requests than were measured.
         DataError: step times or records are missing.
         IntegrityError: it is no package, or a file is not the one of its manifest.
     """
@@ -149,10 +149,10 @@ def what_if(folder: Path, change: Change) -> WhatIf:
     mine, theirs = _Engine.of(folder, manifest, current, profiles), _Engine.of(folder, manifest, changed, profiles)
     entries = {entry.profile: entry for entry in certificate_of(folder, manifest).entries}
     loads = (change.concurrency,) if change.concurrency is not None else theirs.loads
-    if change.concurrency is not None and change.concurrency > theirs.steps.most_requests:
+    if change.concurrency is not None and not theirs.reaches(change.concurrency):
+        known = f"{theirs.steps.least_requests} to {theirs.steps.most_requests} requests"
         raise SettingsError(
-            f"concurrency={change.concurrency}: steps of {changed.profile} were measured for up to "
-            f"{theirs.steps.most_requests} requests",
+            f"concurrency={change.concurrency}: steps of {changed.profile} were measured for {known}",
             f"add {change.concurrency} to `requests` in serving_profiles/{changed.profile}.yaml: "
             f"dspark run --build {manifest.build}",
         )
@@ -200,9 +200,13 @@ class _Engine:
             loads &= {row.requests for row in cost.plain}
         return cls(setting.gamma, policies, MeasuredSteps(cost), tuple(sorted(loads)))
 
+    def reaches(self, concurrency: int) -> bool:
+        """Whether so many requests are within those whose steps were measured."""
+        return self.steps.least_requests <= concurrency <= self.steps.most_requests
+
     def knows(self, policy: str, concurrency: int) -> bool:
-        """Whether the policy can be had, and steps of so many requests were measured."""
-        return policy in self.policies and concurrency <= self.steps.most_requests
+        """Whether the policy can be had, and steps tell what so many requests cost."""
+        return policy in self.policies and self.reaches(concurrency)
 
     def predict(self, recorded: Recorded, policy: str, concurrency: int) -> Prediction | None:
         if not self.knows(policy, concurrency):

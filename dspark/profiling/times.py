@@ -26,7 +26,8 @@ class MeasuredSteps:
     """Step times of a cost report, linear in tokens, requests and context between those that were measured.
 
     Beyond the contexts and the tokens that were measured the nearest ones stand for them. More requests than were
-    measured are refused: nothing tells what they would cost.
+    measured are refused: nothing tells what they would cost. Fewer cost as much as the fewest that were, which is what
+    the tail of a round is taken for, as its requests end one by one: where it matters, measure from one request on.
 
     Args:
         report: of an engine.
@@ -48,6 +49,11 @@ class MeasuredSteps:
     def most_requests(self) -> int:
         """Requests of the largest step that was measured, plainly too if any was."""
         return int(min(table.requests[-1] for table in (self._drafting, self._plain) if table.requests.size))
+
+    @property
+    def least_requests(self) -> int:
+        """Requests of the smallest step that was measured, plainly too if any was."""
+        return int(max(table.requests[0] for table in (self._drafting, self._plain) if table.requests.size))
 
     def drafting(self, lengths: Counts, contexts: Counts) -> float:
         """Seconds of a cycle that drafts and verifies; see `evaluation.prediction.StepTimes`."""

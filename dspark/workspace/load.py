@@ -149,17 +149,20 @@ class _Load:
         return fitted, asked
 
     def _cost(self, target: Target, drafter: Drafter) -> CostReport:
-        """The build's step times if they go as far as the load; else they are measured here."""
+        """The build's step times if they go from one request as far as the load; else they are measured here."""
         from dspark.profiling.steps import profile_engine
 
         most, profile = max(self.settings.concurrency), self.inputs.profile
         if self.paths.cost.is_file():
             cost = read_model(self.paths.cost, CostReport)
-            if cost.draft_backend == "torch" and MeasuredSteps(cost).most_requests >= most:
+            steps = MeasuredSteps(cost)
+            if cost.draft_backend == "torch" and steps.least_requests == 1 and steps.most_requests >= most:
                 return cost
-        self.progress.note(f"steps of up to {most} requests are measured first: profile {profile.name} goes less far")
+        self.progress.note(f"steps of 1 to {most} requests are measured first: profile {profile.name} lacks some")
+        # A round ends with one request, whatever it begins with.
+        requests = tuple(sorted({1, *self.settings.concurrency}))
         wanted = profile.model_copy(
-            update={"requests": self.settings.concurrency, "draft_backend": "torch", "profile_backends": ("torch",)}
+            update={"requests": requests, "draft_backend": "torch", "profile_backends": ("torch",)}
         )
         fingerprint: dict[str, Any] = read_json(self.workspace.fingerprint(profile.name))
         return profile_engine(

@@ -108,6 +108,15 @@ def test_a_server_that_always_drafts_is_answered_for_without_plain_decoding(tmp_
     assert any("plain decoding was not measured on cpu-reference" in line for line in answer.rests_on)
 
 
+def test_fewer_requests_than_were_measured_are_refused(tmp_path: Path):
+    """The steps of two requests are not those of one, neither on the profile that is asked for nor on the first."""
+    package = packaged(tmp_path, cost(fake_build.CPU, 1.0, (2, 4)), cost(FASTER, 0.5, (1, 2)))
+    with pytest.raises(SettingsError, match="concurrency=1: steps of cpu-reference were measured for 2 to 4 requests"):
+        what_if(package, Change(concurrency=1))
+    one = points(what_if(package, Change(profile=FASTER, concurrency=1)))[1, "fixed"]
+    assert one.current is None and one.changed is not None
+
+
 def test_what_only_one_profile_knows_stands_there_alone(tmp_path: Path):
     """The first profile always drafts; the other one decodes plainly, too, and goes further."""
     first = cost(fake_build.CPU, 1.0, (1, 2)).model_copy(update={"plain": ()})
@@ -130,7 +139,7 @@ def test_one_load_may_be_asked_for(folder: Path):
     [
         (Change(gamma=4), "trained for blocks of 3", "dspark evaluate --study length --build demo"),
         (Change(profile="cpu-referense"), "was not made for it", "did you mean 'cpu-reference'?"),
-        (Change(concurrency=3), "measured for up to 2 requests", "add 3 to `requests`"),
+        (Change(concurrency=3), "measured for 1 to 2 requests", "add 3 to `requests`"),
     ],
 )
 def test_what_nothing_was_measured_for_is_refused(folder: Path, change: Change, message: str, hint: str):

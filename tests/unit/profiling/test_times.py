@@ -67,6 +67,17 @@ def test_what_was_not_measured(report: CostReport):
         MeasuredSteps(report.model_copy(update={"rows": ()}))
 
 
+def test_fewer_requests_than_were_measured_cost_what_the_fewest_do(report: CostReport):
+    """The tail of a round: one request where four are the least."""
+    at_four = {name: tuple(row for row in getattr(report, name) if row.requests == 4) for name in ("rows", "plain")}
+    steps = MeasuredSteps(report.model_copy(update=at_four))
+    assert (steps.least_requests, steps.most_requests) == (4, 4)
+    assert steps.drafting(np.array([1]), np.array([64])) == pytest.approx(seconds(4, 8, 64))
+    assert steps.plain(np.array([64])) == pytest.approx(2)
+    assert MeasuredSteps(report).least_requests == 1
+    assert MeasuredSteps(report.model_copy(update={"plain": at_four["plain"]})).least_requests == 4
+
+
 def test_steps_of_a_server_that_always_drafts_tell_nothing_of_plain_decoding(report: CostReport):
     absent = {"plain": "a server with a drafter does not decode plainly"}
     steps = MeasuredSteps(report.model_copy(update={"plain": (), "absent": absent}))
