@@ -25,7 +25,8 @@ def print_what_if(workspace: Workspace, build: str, text: str, *, json_output: b
         DsparkError: the question has no answer in it; says why.
     """
     from dspark.io.jsonfile import model_json
-    from dspark.package.what_if import parse_change, what_if
+    from dspark.package.change import parse_change
+    from dspark.package.what_if import what_if
 
     change = parse_change(text)
     folder = workspace.build(build) / "package"

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dspark.config.declared import suggestion
 from dspark.config.models import Name
-from dspark.decoding.policies import Fixed, NoDrafts, Policy, Scheduled
+from dspark.decoding.policies import Fixed, NoDrafts, Policy, Scheduled, ScheduledDelayed
 from dspark.decoding.records import RecordSet, read_records
 from dspark.errors import DataError, IntegrityError, SettingsError
 from dspark.evaluation.entry import CertificateEntry
@@ -24,6 +24,7 @@ from dspark.evaluation.prediction import Prediction, Recorded, predict
 from dspark.evaluation.results import Model
 from dspark.io.jsonfile import read_model
 from dspark.measured import Measured
+from dspark.package.change import Change
 from dspark.package.evidence import certificate_of, listed_file
 from dspark.package.layout import SCHEDULER
 from dspark.package.manifest import Manifest
@@ -31,62 +32,15 @@ from dspark.package.verify import read_manifest
 from dspark.profiling.cost import CostReport
 from dspark.profiling.times import MeasuredSteps
 from dspark.scheduling.config import read_scheduler
-from dspark.scheduling.prefix import PrefixScheduler
+from dspark.scheduling.delayed import DelayedPrefixScheduler
 
-KEYS = ("gamma", "profile", "concurrency")
+_SCHEDULERS = ("reference", "sglang")  # engines that run the prefix scheduler
 _TEMPERATURE = 0.0  # of the records: what certificates are measured at
 _TOKENS = 48  # of an answer at most
-
-
-# ---------------------------------------------------------------- asked
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is to be different; None: as it is.
-
-    Attributes:
-        gamma: drafts of a block.
-        profile: a serving profile.
-        concurrency: requests at a time; None: all numbers of which there are step times.
-    """
-
-    gamma: int | None = None
-    profile: str | None = None
-    concurrency: int | None = None
-
-
-def parse_change(text: str) -> Change:
-    """`gamma=2,profile=reference-cpu,concurrency=8`, any of them.
-
-    Raises:
-        SettingsError: another key, a value that is no number above 0, a key without a value or named twice.
-    """
-    found: dict[str, str] = {}
-    for part in text.split(","):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key not in KEYS:
-            raise SettingsError(f"--what-if {text}: {key!r} cannot be changed", suggestion(key, KEYS))
-        if not equals or not value or key in found:
-            problem = "stands there twice" if key in found else "has no value"
-            raise SettingsError(f"--what-if {text}: {key} {problem}", f"for instance --what-if {_EXAMPLES[key]}")
-        found[key] = value
-    numbers = {}
-    for key in ("gamma", "concurrency"):
-        if key in found:
-            if not found[key].isdecimal() or int(found[key]) < 1:
-                raise SettingsError(
-                    f"--what-if {text}: {key} is a number above 0, not {found[key]!r}",
-                    f"for instance --what-if {_EXAMPLES[key]}",
-                )
-            numbers[key] = int(found[key])
-    return Change(profile=found.get("profile"), **numbers)
-
-
-_EXAMPLES = {"gamma": "gamma=2", "profile": "profile=reference-cpu", "concurrency": "concurrency=8"}
-
-
-# ---------------------------------------------------------------- answered
+_PACKED = (
+    "blocks of which different lengths are verified in one step are taken to be packed where padding to the longest "
+    "would waste much; an engine that always pads is slower"
+)
 
 
 class Setting(Model):
@@ -173,7 +127,10 @@ def what_if(folder: Path, change: Change) -> WhatIf:
             for policy in dict.fromkeys((*mine.policies, *theirs.policies))
             if mine.knows(policy, load) or theirs.knows(policy, load)
         ),
-        rests_on=tuple(_grounds(manifest, records, current, changed, profiles, entries)),
+        rests_on=(
+            *_grounds(manifest, records, current, changed, profiles, entries),
+            *([_PACKED] if mine.scheduled or theirs.scheduled else []),
+        ),
     )
 
 
@@ -191,14 +148,18 @@ class _Engine:
         cost = costs[setting.profile]
         policies: dict[str, Policy] = {NoDrafts.name: NoDrafts()} if cost.plain else {}
         policies[Fixed().name] = Fixed()
-        temperatures = _temperatures(folder, manifest)
-        if temperatures is not None and cost.scheduling is not None:
-            scheduler = PrefixScheduler(cost.scheduling, setting.gamma, temperatures[: setting.gamma])
-            policies[Scheduled.name] = Scheduled(scheduler)
+        scheduled = _scheduled(folder, manifest, setting) if schedules(cost) else None
+        if scheduled is not None:
+            policies[scheduled.name] = scheduled
         loads = {row.requests for row in cost.rows}
         if cost.plain:
             loads &= {row.requests for row in cost.plain}
         return cls(setting.gamma, policies, MeasuredSteps(cost), tuple(sorted(loads)))
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a policy chooses how much is verified."""
+        return not {NoDrafts.name, Fixed().name} >= set(self.policies)
 
     def reaches(self, concurrency: int) -> bool:
         """Whether so many requests are within those whose steps were measured."""
@@ -247,14 +208,24 @@ def _records(folder: Path, manifest: Manifest) -> tuple[Recorded, RecordSet]:
     return Recorded.of(chosen.decoded, min(_TOKENS, longest)), chosen
 
 
-def _temperatures(folder: Path, manifest: Manifest) -> tuple[float, ...] | None:
+def schedules(cost: CostReport) -> bool:
+    """Whether the engine whose steps were measured chooses by survival and cost how much it verifies.
+
+    llama.cpp verifies fixed lengths or goes by a threshold.
+    """
+    return cost.fingerprint.get("engine") in _SCHEDULERS
+
+
+def _scheduled(folder: Path, manifest: Manifest, setting: Setting) -> Policy | None:
+    """The package's own scheduler, budgets and gain included, for blocks of a setting."""
     path = listed_file(folder, manifest, SCHEDULER)
     if path is None:
         return None
     try:
-        return read_scheduler(path).calibration(_TEMPERATURE).temperatures
+        scheduler = read_scheduler(path).cut(setting.gamma).scheduler(setting.profile, _TEMPERATURE)
     except SettingsError:
-        return None  # no confidence head, or none calibrated for greedy decoding: nothing is scheduled
+        return None  # no confidence head, none calibrated for greedy decoding, or no cost: nothing is scheduled
+    return ScheduledDelayed(scheduler) if isinstance(scheduler, DelayedPrefixScheduler) else Scheduled(scheduler)
 
 
 def _certified(entry: CertificateEntry | None, policy: str, concurrency: int) -> Measured | None:
@@ -287,6 +258,8 @@ def _grounds(
         if not cost.plain:
             why = cost.absent.get("plain", "the profile has no such steps")
             lines.append(f"plain decoding was not measured on {name}, and is not predicted: {why}")
+        if not schedules(cost):
+            lines.append(f"nothing is scheduled on {name}: {cost.fingerprint.get('engine')} has no scheduler")
         if entry is not None:
             told = f"measured {entry.measured_at}" if entry.status == "measured" else f"{entry.status}: {entry.reason}"
             lines.append(f"certificate of {name}: {told}")

@@ -135,6 +135,19 @@ class SchedulerConfig(BaseModel):
         """
         return self.additive[profile] if self.cost_models.get(profile) == "additive" else self.curve(profile)
 
+    def cut(self, gamma: int) -> SchedulerConfig:
+        """The same for the first `gamma` drafts of every block, which keep their temperatures.
+
+        Raises:
+            SettingsError: blocks are shorter than that.
+        """
+        if not 1 <= gamma <= self.gamma:
+            raise SettingsError(f"blocks of {self.gamma} drafts cannot be cut to {gamma}")
+        calibrations = tuple(
+            one.model_copy(update={"temperatures": one.temperatures[:gamma]}) for one in self.calibrations
+        )
+        return self.model_copy(update={"gamma": gamma, "calibrations": calibrations})
+
     def scheduler(self, profile: str, temperature: float) -> PrefixScheduler:
         """A scheduler for one serving profile and one target temperature, delayed if the policy says so.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # fake_build.py, watched.py
@@ -15,12 +16,19 @@ import fake_build
 import watched
 
 from dspark.cli.boundary import run_command
-from dspark.decoding.records import write_records
+from dspark.decoding.policies import Policy, Scheduled, ScheduledDelayed
+from dspark.decoding.records import RecordSet, write_records
 from dspark.errors import DataError, SettingsError
+from dspark.evaluation.prediction import Prediction, Recorded, predict
 from dspark.io.jsonfile import write_model
 from dspark.package.assemble import assemble
-from dspark.package.what_if import Change, WhatIf, parse_change, what_if
+from dspark.package.change import Change, parse_change
+from dspark.package.what_if import WhatIf, what_if
 from dspark.profiling.cost import CostReport
+from dspark.profiling.times import MeasuredSteps
+from dspark.scheduling.config import read_scheduler
+from dspark.scheduling.delayed import DelayedPrefixScheduler
+from dspark.scheduling.prefix import PrefixScheduler
 
 FASTER = "gpu-elsewhere"
 
@@ -39,10 +47,21 @@ def cost(profile: str, seconds: float, requests: tuple[int, ...]) -> CostReport:
     return made.model_copy(update={"profile": profile, "rows": rows, "plain": plain})
 
 
+def records() -> RecordSet:
+    """With confidences that differ: the scheduler has something to choose."""
+    generator = np.random.default_rng(3)
+    made = watched.records()
+    decoded = []
+    for one in made.decoded:
+        logits = generator.normal(1.0, 2.0, one.cycles.confidence_logits.shape).astype(np.float32)
+        decoded.append(replace(one, cycles=replace(one.cycles, confidence_logits=logits)))
+    return replace(made, decoded=tuple(decoded))
+
+
 def packaged(root: Path, *costs: CostReport) -> Path:
     """A package with the step times of these profiles."""
     sources = fake_build.make(root)
-    write_records(root / "evaluate/records/temperature-0.safetensors", watched.records())
+    write_records(root / "evaluate/records/temperature-0.safetensors", records())
     for one in costs:
         write_model(root / f"{one.profile}.json", one)
     sources = replace(sources, costs={one.profile: root / f"{one.profile}.json" for one in costs})
@@ -127,6 +146,48 @@ def test_what_only_one_profile_knows_stands_there_alone(tmp_path: Path):
     found = points(what_if(packaged(tmp_path / "b", cost(fake_build.CPU, 1.0, (1,)), drafts), Change(profile=FASTER)))
     assert found[1, "none"].current is not None and found[1, "none"].changed is None
     assert (2, "none") not in found and found[2, "fixed"].changed is not None
+
+
+def by_hand(policy: Policy, gamma: int, concurrency: int) -> Prediction:
+    """From what the package was made of: the prompts that were trained on, and steps of a second."""
+    made = records()
+    trained = [one for one, domain in zip(made.decoded, made.domains, strict=True) if domain != "code"]
+    recorded = Recorded.of(trained, max(len(one.token_ids) for one in trained)).cut(gamma)
+    return predict(recorded, policy, concurrency, MeasuredSteps(cost(fake_build.CPU, 1.0, (1, 2))))
+
+
+def test_the_scheduled_point_is_that_of_the_packages_own_scheduler(folder: Path):
+    """Cost and temperatures are those that the build was made up with: 1.5, 1.25 and 1 greedily, the additive cost. Of
+    six drafts of two requests it verifies some."""
+    answer = what_if(folder, Change(gamma=1, concurrency=2))
+    found = points(answer)[2, "scheduled"]
+    whole = Scheduled(PrefixScheduler(fake_build.additive(), 3, (1.5, 1.25, 1.0)))
+    assert found.current == by_hand(whole, 3, 2)
+    assert 0 < found.current.verified_tokens_per_request < 3
+    assert found.changed == by_hand(Scheduled(PrefixScheduler(fake_build.additive(), 1, (1.5,))), 1, 2)
+    assert found.current != by_hand(Scheduled(PrefixScheduler(fake_build.additive(), 3)), 3, 2), "temperatures matter"
+    assert any("are taken to be packed" in line for line in answer.rests_on)
+
+
+def test_a_scheduler_keeps_to_its_budget_and_its_policy(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    own = read_scheduler(folder / "scheduler/scheduler.json")
+    tight = own.model_copy(update={"min_budget": 1, "max_budget": 1, "policy": "scheduled-delayed"})
+    monkeypatch.setattr("dspark.package.what_if.read_scheduler", lambda path: tight)
+    found = points(what_if(folder, Change(concurrency=2)))
+    assert (2, "scheduled") not in found
+    delayed = DelayedPrefixScheduler(fake_build.additive(), 3, (1.5, 1.25, 1.0), min_budget=1, max_budget=1)
+    assert found[2, "scheduled-delayed"].current == by_hand(ScheduledDelayed(delayed), 3, 2)
+    assert found[2, "scheduled-delayed"].current.verified_tokens_per_request <= 1
+
+
+def test_an_engine_without_a_scheduler_schedules_nothing(tmp_path: Path):
+    """llama.cpp verifies fixed lengths, or what is above a threshold."""
+    made = cost(fake_build.CPU, 1.0, (1, 2))
+    served = made.model_copy(update={"fingerprint": {**made.fingerprint, "engine": "llamacpp"}})
+    answer = what_if(packaged(tmp_path, served), Change(gamma=1))
+    assert {policy for _, policy in points(answer)} == {"none", "fixed"}
+    assert "nothing is scheduled on cpu-reference: llamacpp has no scheduler" in answer.rests_on
+    assert not any("packed" in line for line in answer.rests_on)
 
 
 def test_one_load_may_be_asked_for(folder: Path):

@@ -147,6 +147,16 @@ def test_additive_costs_are_kept_beside_the_curves_and_a_file_from_before_has_no
     assert read_scheduler(path) == config()
 
 
+def test_shorter_blocks_keep_the_temperatures_of_their_drafts_and_everything_else():
+    cut = config(min_budget=1, max_budget=9, min_predicted_gain=0.02).cut(1)
+    assert (cut.gamma, cut.calibration(0.0).temperatures, cut.calibration(1.0).temperatures) == (1, (1.5,), (1.2,))
+    scheduler = cut.scheduler("cpu", 0.0)
+    assert (scheduler.gamma, scheduler.min_budget, scheduler.max_budget) == (1, 1, 9)
+    assert config().cut(2) == config()
+    with pytest.raises(SettingsError, match="blocks of 2 drafts cannot be cut to 3"):
+        config().cut(3)
+
+
 def test_without_confidences_only_fixed_policies_stand_in_a_scheduler():
     fixed = SchedulerConfig(gamma=3, curves={}, policy="fixed(3)")
     with pytest.raises(SettingsError, match="no calibration for temperature 0") as refusal:
