@@ -4,7 +4,8 @@ A draft must not change how probable a token is. Each emitted token is placed wh
 have said there, the likeliest first: at the mass of all likelier tokens, and at random within its own. If every token
 is drawn from the target's distribution given those before it, these places are uniform and independent, whatever was
 accepted, cut or rolled back on the way, and texts may end as they like. Wrong rules favour what the drafter favours,
-and so other ranks of the target than chance.
+and so other ranks of the target than chance. A token that the truncation leaves no probability has no place at all: one
+of them is proof enough.
 """
 
 from __future__ import annotations
@@ -25,35 +26,62 @@ from dspark.targets.loading import Target
 
 CELLS = 16
 FALSE_ALARM = 1e-3
+_PER_CELL = 5  # tokens, on average: of fewer the statistic is not distributed as chi-squared
+_NOWHERE = 1.0  # the place of a token that cannot be said
+_CLEAR = (
+    1e-3  # how far outside a truncation a token must lie, relative to where it cuts, for rounding not to explain it
+)
 _TOGETHER = 64  # texts in one pass
 
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """Counts in cells that are equally probable if texts are drawn as they should be."""
+    """Counts in cells that are equally probable if texts are drawn as they should be.
+
+    Attributes:
+        tokens: that were counted.
+        impossible: further ones that the target cannot have said there, under the truncation.
+    """
 
     tokens: int
     cells: int
     statistic: float
+    impossible: int = 0
 
     @classmethod
     def of(cls, places: NDArray[np.float64], cells: int = CELLS) -> ChiSquare:
-        """Of places in [0, 1)."""
-        counts = np.bincount((places * cells).astype(np.intp), minlength=cells)
-        expected = places.size / cells
-        return cls(places.size, cells, float(((counts - expected) ** 2).sum() / expected))
+        """Of places in [0, 1); 1 for a token that cannot be said.
+
+        Raises:
+            SettingsError: too few tokens for so many cells, none among them that alone would tell.
+        """
+        possible = places[places < _NOWHERE]
+        impossible = places.size - possible.size
+        if possible.size < _PER_CELL * cells:
+            if not impossible:
+                raise SettingsError(
+                    f"{places.size} tokens are too few for {cells} cells, at least {_PER_CELL * cells} are needed",
+                    "sample more or longer texts",
+                )
+            return cls(possible.size, cells, 0.0, impossible)
+        counts = np.bincount((possible * cells).astype(np.intp), minlength=cells)
+        expected = possible.size / cells
+        return cls(possible.size, cells, float(((counts - expected) ** 2).sum() / expected), impossible)
 
     @property
     def p_value(self) -> float:
-        """How often chance alone is as far off: the upper tail of chi-squared with cells - 1 degrees of freedom."""
-        return float(_upper_tail(torch.tensor(self.cells - 1.0), self.statistic))
+        """How often chance alone is as far off: the upper tail of chi-squared with cells - 1 degrees of freedom.
+
+        0 if something was said that cannot be.
+        """
+        return 0.0 if self.impossible else float(_upper_tail(torch.tensor(self.cells - 1.0), self.statistic))
 
     def rejects(self, false_alarm: float = FALSE_ALARM) -> bool:
         """Whether the texts were not drawn from the target, which is said of right ones that often."""
         return self.p_value < false_alarm
 
     def power(self, false_alarm: float = FALSE_ALARM) -> float:
-        """How often as many tokens of a law as far off as this one seems to be would be rejected.
+        """How often as many tokens of a law as far off as this one seems to be would be rejected by their cells.
 
         The statistic of a wrong law is noncentral chi-squared, a Poisson mixture of central ones; its noncentrality is
         estimated as what the statistic exceeds its degrees of freedom by.
@@ -90,7 +118,7 @@ def _upper_tail(freedom: Tensor, statistic: float) -> Tensor:
 def places(
     target: Target, prompts: Sequence[Sequence[int]], decoded: Sequence[Decoded], *, seed: int = 0
 ) -> list[NDArray[np.float64]]:
-    """Where the tokens of each text stand among what the target might have said, in [0, 1).
+    """Where the tokens of each text stand among what the target might have said, in [0, 1); 1: nowhere.
 
     Args:
         target: that the texts are to be drawn from; in float32 or better, since each is scored in one pass without a
@@ -125,11 +153,32 @@ def places(
 
 def _places(logits: Tensor, one: Decoded, chance: np.random.Generator) -> NDArray[np.float64]:
     """Of one text, from the target's logits before each of its tokens, [tokens, V]."""
-    probs = distribution(logits, one.temperature, torch.float64, Truncation(one.top_k, one.top_p))
+    truncation = Truncation(one.top_k, one.top_p)
+    whole = distribution(logits, one.temperature, torch.float64)
+    probs = truncation.of(whole)
     said = torch.tensor(one.token_ids, device=probs.device)[:, None]
     own = probs.gather(1, said)
     numbers = torch.arange(probs.shape[1], device=probs.device)
     likelier = (probs > own) | ((probs == own) & (numbers < said))
     start = (probs * likelier).sum(1).cpu().numpy()
     place = start + own[:, 0].cpu().numpy() * chance.random(len(start))
-    return np.clip(place, 0, np.nextafter(1, 0))
+    return np.where(_outside(whole, said, truncation).cpu().numpy(), _NOWHERE, np.clip(place, 0, np.nextafter(1, 0)))
+
+
+def _outside(probs: Tensor, said: Tensor, truncation: Truncation) -> Tensor:
+    """Which tokens no rounding puts inside the truncation, [tokens].
+
+    Args:
+        probs: of the target, not cut, [tokens, V].
+        said: [tokens, 1].
+    """
+    own = probs.gather(1, said)
+    likelier = probs > own * (1 + _CLEAR)
+    outside = own[:, 0] == 0
+    if truncation.top_k:
+        outside |= likelier.sum(1) >= truncation.top_k
+    if truncation.top_p < 1:
+        most = min(truncation.top_k or probs.shape[1], probs.shape[1])
+        held = probs.topk(most, 1).values.sum(1)
+        outside |= (probs * likelier).sum(1) >= truncation.top_p * (1 + _CLEAR) * held
+    return outside

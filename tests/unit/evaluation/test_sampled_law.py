@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,9 +104,63 @@ def test_chance_is_rejected_once_in_a_thousand_times():
 
 
 def test_a_statistic_by_hand():
-    """Three of four places in the first of two cells: (3 - 2)^2 / 2 + (1 - 2)^2 / 2 = 1, p = .3173 with one degree."""
-    check = ChiSquare.of(np.array([0.0, 0.2, 0.49, 0.5]), cells=2)
-    assert check.statistic == 1.0 and check.p_value == pytest.approx(0.31731, abs=1e-5) and not check.rejects()
+    """Seven of ten places in the first of two cells: (7 - 5)^2 / 5 + (3 - 5)^2 / 5 = 1.6; with one degree of freedom
+    that is the square of a normal number."""
+    check = ChiSquare.of(np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.49, 0.5, 0.7, 0.9]), cells=2)
+    assert (check.tokens, check.statistic, check.impossible) == (10, pytest.approx(1.6), 0)
+    assert check.p_value == pytest.approx(math.erfc(math.sqrt(1.6 / 2))) and not check.rejects()
+
+
+@pytest.mark.parametrize("count", [0, 10, 79])
+def test_few_tokens_are_refused(count: int):
+    with pytest.raises(SettingsError, match=f"{count} tokens are too few for 16 cells, at least 80 are needed"):
+        ChiSquare.of(np.linspace(0, 0.99, count))
+    assert ChiSquare.of(np.linspace(0, 0.99, 80)).tokens == 80
+
+
+def test_as_few_tokens_as_are_taken_keep_the_false_alarm():
+    """100,000 checks of 80 uniform places each; 100 are expected, and no more than half as many again."""
+    counts = np.random.default_rng(0).multinomial(80, np.full(CELLS, 1 / CELLS), size=100_000)
+    statistics = ((counts - 5) ** 2).sum(axis=1) / 5
+    assert (statistics > critical_value(CELLS)).sum() < 150
+
+
+def test_one_token_that_cannot_be_said_is_proof_however_few_there_are():
+    found = ChiSquare.of(np.array([0.2, 1.0, 0.7]))
+    assert (found.tokens, found.impossible, found.p_value) == (2, 1, 0.0) and found.rejects()
+    many = ChiSquare.of(np.append(np.linspace(0, 0.999, 800), 1.0))
+    assert (many.tokens, many.impossible) == (800, 1) and many.statistic < 1 and many.rejects()
+
+
+@pytest.mark.parametrize("label", [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 12, "top_p": 0.5}])
+def test_text_that_was_not_cut_as_it_says_is_rejected(target: Target, label: dict[str, Any]):
+    decoded = decode(target, None, [PROMPT] * 40, max_new_tokens=NEW_TOKENS, temperature=0.8)
+    assert not check(target, decoded).rejects()
+    found = check(target, [replace(one, **label) for one in decoded])
+    assert found.impossible > 20 and found.rejects()
+    cut = decode(target, None, [PROMPT] * 40, max_new_tokens=NEW_TOKENS, temperature=0.8,
+                 truncation=Truncation(**label))  # fmt: skip
+    right = check(target, cut)
+    assert right.impossible == 0 and not right.rejects()
+
+
+def test_a_token_at_the_border_may_be_said(monkeypatch: pytest.MonkeyPatch):
+    """p = (.4, .3, .3): which of the last two is among two is a matter of rounding, and so is whether the second is
+    within a nucleus of .4, which the first holds. .35 it holds for sure."""
+    target = tiny_target(3)
+    target.eos_token_ids = frozenset()
+    logits = torch.log(torch.tensor([0.4, 0.3, 0.3]))
+    monkeypatch.setattr(target, "logits", lambda hidden: logits.expand(*hidden.shape[:-1], 3))
+    decoded = decode(target, None, [[0]] * 20, max_new_tokens=8, temperature=1.0)
+    assert {token for one in decoded for token in one.token_ids} == {0, 1, 2}
+
+    def impossible(**label: Any) -> set[int]:
+        labelled = [replace(one, **label) for one in decoded]
+        found = zip(labelled, places(target, [[0]] * 20, labelled), strict=True)
+        return {token for one, at in found for token, place in zip(one.token_ids, at, strict=True) if place == 1}
+
+    assert impossible(top_k=2) == impossible(top_p=0.4) == set()
+    assert impossible(top_k=1) == impossible(top_p=0.35) == {1, 2}
 
 
 def test_a_place_is_the_mass_of_what_is_likelier_and_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch):
