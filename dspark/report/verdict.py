@@ -28,11 +28,13 @@ class Verdict:
         answer: `leave off`: it was measured and did not pay; `do not deploy`: it is not what it should be.
         headline: one sentence, without a full stop.
         lines: what it rests on: one for each serving profile, then what else must be known.
+        paying: the serving profiles on which it is worth deploying; on no other it is to be served.
     """
 
     answer: Answer
     headline: str
     lines: tuple[str, ...]
+    paying: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -72,24 +74,29 @@ def verdict(
         throughput: of the evaluation; None: it was not measured.
         today: certificates that ended before do not count.
     """
-    standings = [_standing(entry, today) for entry in entries]
-    lines = [f"{entry.profile}: {text}" for entry, (_, text) in zip(entries, standings, strict=True)]
-    lines += [*_text_lines(lossless), *_speed_lines(throughput)]
-    answers = {answer for answer, _ in standings}
+    standings = [(entry, *_standing(entry, today)) for entry in entries]
+    lines = tuple(f"{entry.profile}: {text}" for entry, _, text in standings)
+    lines += (*_text_lines(lossless), *_speed_lines(throughput))
     if lossless is not None and lossless.result == "fail":
         headline = "Do not deploy: its text is not surely the target's, a check of losslessness failed"
-        return Verdict("do not deploy", headline, tuple(lines))
-    if "deploy" in answers:
-        paying = [entry for entry, (answer, _) in zip(entries, standings, strict=True) if answer == "deploy"]
-        return Verdict("deploy", f"Worth deploying {'; '.join(map(_gain, paying))}", tuple(lines))
-    if "do not deploy" in answers:
-        return Verdict("do not deploy", "Do not deploy: engine and evaluation contradict each other", tuple(lines))
+        return Verdict("do not deploy", headline, lines)
+    paying = [entry for entry, answer, _ in standings if answer == "deploy"]
+    refused = [(entry.profile, text) for entry, answer, text in standings if answer == "do not deploy"]
+    if paying:
+        # What one engine does wrong is no reason against another one; but nobody is to serve it there by mistake.
+        but = f"; do not deploy on {', '.join(profile for profile, _ in refused)}" if refused else ""
+        headline = f"Worth deploying {'; '.join(map(_gain, paying))}{but}"
+        return Verdict("deploy", headline, lines, tuple(entry.profile for entry in paying))
+    if refused:
+        profile, text = refused[0]
+        return Verdict("do not deploy", f"Do not deploy: on {profile} {text}", lines)
+    answers = {answer for _, answer, _ in standings}
     if "leave off" in answers:
         headline = "Not worth deploying: where it was measured, nothing surely beat plain decoding"
-        return Verdict("leave off", headline, tuple(lines))
+        return Verdict("leave off", headline, lines)
     if "too few rounds" in answers:
-        return Verdict("not known", "Not known whether it pays: too few rounds were timed to tell", tuple(lines))
-    return Verdict("not known", "Not known whether it pays: no valid certificate of a serving engine", tuple(lines))
+        return Verdict("not known", "Not known whether it pays: too few rounds were timed to tell", lines)
+    return Verdict("not known", "Not known whether it pays: no valid certificate of a serving engine", lines)
 
 
 def spans(entry: CertificateEntry) -> list[Span]:
@@ -117,7 +124,7 @@ def _standing(entry: CertificateEntry, today: datetime.date) -> tuple[_Standing,
     if entry.status == "absent":
         return "not known", f"not measured ({entry.reason})"
     if entry.lossless is not None and entry.lossless.result == "fail":
-        return "do not deploy", "its texts with drafts are not those without: losslessness failed in the engine"
+        return "do not deploy", "losslessness failed in the engine, its texts with drafts are not those without"
     if entry.status == "disagrees":
         return "do not deploy", f"evaluation and engine disagree, do not rely on it ({entry.reason})"
     if entry.status == "inconclusive":

@@ -6,7 +6,6 @@ import datetime
 import shlex
 from collections.abc import Iterator
 
-from dspark.package.certificate import NONE
 from dspark.report.page.against import against
 from dspark.report.page.drafts import acceptance, confidence, training
 from dspark.report.page.evidence import Evidence
@@ -67,9 +66,9 @@ def steps(evidence: Evidence, answer: Verdict) -> Iterator[Step]:
     digest = f" --digest {evidence.digest}" if files.is_build else ""
     yield Step("check every byte of the package", f"dspark package verify {package}{digest}")
     listed = {entry.path for entry in files.manifest.files}
-    for entry in evidence.entries.values() if answer.answer == "deploy" else ():
+    for entry in evidence.entries.values():
         launch = f"engines/{entry.fingerprint.get('engine')}/launch.sh"
-        if launch in listed and any(item.policy != NONE for item in entry.recommended):
+        if launch in listed and entry.profile in answer.paying:
             yield Step(f"serve it as on {entry.profile}", f"bash {package}/{launch}")
 
 

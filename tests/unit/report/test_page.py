@@ -380,6 +380,16 @@ def test_the_next_command_follows_from_the_verdict(whole: Path):
     )
 
 
+def test_only_a_profile_on_which_it_pays_is_offered_to_be_served(whole: Path):
+    """The second certificate recommends the same policy, and ran out the day before."""
+    first = evidence_of(whole)
+    pays = first.entries[fake_build.CPU].model_copy(update={"fingerprint": {"engine": "sglang"}})
+    over = pays.holds_until.model_copy(update={"date": "2026-11-30"})
+    late = pays.model_copy(update={"profile": "late", "holds_until": over})
+    page = tell(replace(first, entries={"late": late, fake_build.CPU: pays}), today=TODAY)
+    assert [step.why for step in page.steps if "serve it as on" in step.why] == [f"serve it as on {fake_build.CPU}"]
+
+
 def test_a_build_that_was_evaluated_again_says_that_its_package_is_older(whole: Path, tmp_path: Path):
     package = Path(shutil.copytree(whole, tmp_path / "package"))
     first = evidence_of(package)

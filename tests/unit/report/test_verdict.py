@@ -71,13 +71,27 @@ def test_a_certificate_that_ran_out_counts_no_more():
     assert late.answer == "not known" and "ran out on 2027-05-28" in late.lines[0]
 
 
-@pytest.mark.parametrize("changes", [
-    {"status": "disagrees", "reason": "tau is 1.2 in the engine"},
-    {"lossless": LosslessSummary(method="texts", result="fail", n=3, drafts=9)},
+FAILED = {"lossless": LosslessSummary(method="texts", result="fail", n=3, drafts=9)}
+DISAGREES = {"status": "disagrees", "reason": "tau is 1.2 in the engine"}
+
+
+@pytest.mark.parametrize("changes, why", [
+    (DISAGREES, "evaluation and engine disagree, do not rely on it (tau is 1.2 in the engine)"),
+    (FAILED, "losslessness failed in the engine, its texts with drafts are not those without"),
 ])  # fmt: skip
-def test_what_is_not_what_it_should_be_is_not_deployed(changes: dict[str, Any]):
-    found = judged(entry(**changes))
-    assert found.answer == "do not deploy" and found.headline.startswith("Do not deploy")
+def test_what_is_not_what_it_should_be_is_not_deployed_and_the_reason_is_its_own(changes: dict[str, Any], why: str):
+    """An engine that agrees with the evaluation and fails its check of losslessness contradicts nothing."""
+    found = judged(ABSENT, entry(**changes))
+    assert (found.answer, found.headline) == ("do not deploy", f"Do not deploy: on cpu-reference {why}")
+    assert found.paying == ()
+
+
+@pytest.mark.parametrize("changes", [DISAGREES, FAILED])
+def test_where_it_pays_it_is_deployed_and_not_where_an_engine_fails(changes: dict[str, Any]):
+    found = judged(entry(profile="other", **changes), entry(), ABSENT)
+    assert (found.answer, found.paying) == ("deploy", ("cpu-reference",))
+    assert found.headline.startswith("Worth deploying on cpu-reference at 1 to 3 concurrent requests: 1.30 ")
+    assert found.headline.endswith("; do not deploy on other")
 
 
 def test_a_failed_check_of_the_text_outweighs_every_gain():
