@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -52,15 +53,23 @@ def kept_package(workspace: Workspace, digest: str) -> Manifest:
     try:
         verify(folder, digest=digest)
     except IntegrityError as error:
-        raise IntegrityError(error.message, f"remove {folder} and fetch it again") from None
+        again = f"remove {folder} and fetch it again:\n{how_to_fetch(folder, digest)}"
+        raise IntegrityError(error.message, again) from None
     return read_manifest(folder)
 
 
 def missing_package(workspace: Workspace, digest: str) -> PreflightError:
     """What to say of a package that is not in the store."""
     folder = workspace.package(digest)
-    return PreflightError(
-        f"package {digest} is not in {folder.parent}", f"dspark package pull models:/NAME@production {folder}"
+    return PreflightError(f"package {digest} is not in {folder.parent}", how_to_fetch(folder, digest))
+
+
+def how_to_fetch(folder: Path, digest: str) -> str:
+    """What brings this very package: an alias may have moved on to another one, and only a person knows its version."""
+    where = shlex.quote(str(folder))
+    return (
+        f"dspark package pull models:/NAME/VERSION {where} --digest {digest}\n"
+        "which VERSION that is: dspark registry show NAME"
     )
 
 

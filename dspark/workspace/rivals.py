@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from dspark.package.verify import read_manifest, verify
 from dspark.scheduling.config import read_scheduler
 from dspark.targets.record import TargetRecord
 from dspark.workspace.layout import Workspace
+from dspark.workspace.packages import how_to_fetch
 
 if TYPE_CHECKING:
     from dspark.drafters.base import Drafter
@@ -43,7 +45,7 @@ def open_rival(workspace: Workspace, digest: str, record: TargetRecord | None) -
     if manifest.digests.package_digest != digest:
         raise IntegrityError(
             f"{folder}: holds package {manifest.digests.package_digest}, not the one that it is named after",
-            f"rm -r {folder}, then {_pull(folder)}",
+            f"rm -r {shlex.quote(str(folder))}, then\n{how_to_fetch(folder, digest)}",
         )
     if record is not None:
         _require_same_target(manifest, record)
@@ -119,7 +121,7 @@ def _require(folder: Path, digest: str) -> None:
     if not folder.is_dir():
         raise PreflightError(
             f"package {digest} is to be measured against and is not in the store ({folder} does not exist)",
-            _pull(folder),
+            how_to_fetch(folder, digest),
         )
 
 
@@ -134,7 +136,3 @@ def _require_same_target(manifest: Manifest, record: TargetRecord) -> None:
             f"not to this {record.name}: {', '.join(different)} differ",
             "name a package of the same target as `against` (and in pipeline/gates.yaml), or null",
         )
-
-
-def _pull(folder: Path) -> str:
-    return f"dspark package pull models:/NAME@production {folder}"

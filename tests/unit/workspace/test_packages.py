@@ -75,7 +75,8 @@ def test_what_is_damaged_is_not_kept_and_what_was_damaged_since_is_refused_then_
     (folder / "drafter/model.safetensors").write_bytes(b"other weights")
     with pytest.raises(IntegrityError) as refused:
         kept_package(workspace, digest)
-    assert refused.value.hint == f"remove {folder} and fetch it again"
+    assert refused.value.hint.startswith(f"remove {folder} and fetch it again:\n")
+    assert f"{folder} --digest {digest}" in refused.value.hint
     keep_package(workspace, package)
     assert kept_package(workspace, digest).digests.package_digest == digest
 

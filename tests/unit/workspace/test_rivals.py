@@ -51,7 +51,9 @@ def test_what_is_not_in_the_store_is_refused_with_the_command_that_brings_it(sto
     for record in (None, fake_build.record()):
         error = rival_mistake(workspace, missing, record)
         assert isinstance(error, PreflightError) and missing in error.message
-        assert error.hint == f"dspark package pull models:/NAME@production {workspace.package(missing)}"
+        fetch = error.hint.splitlines()[0]
+        assert fetch == f"dspark package pull models:/NAME/VERSION {workspace.package(missing)} --digest {missing}"
+        assert "@production" not in error.hint, "another package may hold that by now"
 
 
 @pytest.mark.parametrize("field", ["weights_digest", "embedding_digest", "head_digest", "tokenizer_digest"])
@@ -76,8 +78,9 @@ def test_an_altered_or_wrongly_named_package_is_refused(stored: tuple[Workspace,
     copy = Workspace(tmp_path)
     shutil.copytree(workspace.package(digest), copy.package(digest))
     shutil.copytree(workspace.package(digest), copy.package("e" * 64))
-    with pytest.raises(IntegrityError, match="not the one that it is named after"):
+    with pytest.raises(IntegrityError, match="not the one that it is named after") as refused:
         open_rival(copy, "e" * 64, fake_build.record())
+    assert f"--digest {'e' * 64}" in refused.value.hint, "the same pull again would bring the same package"
     assert isinstance(rival_mistake(copy, "e" * 64, None), IntegrityError)
     weights = copy.package(digest) / "drafter/model.safetensors"
     data = bytearray(weights.read_bytes())
