@@ -93,11 +93,13 @@ def plan(
         click.echo(f"in the way: {problem.what}")
         for line in problem.hint.splitlines():
             click.echo(f"  {line}")
-    _sum_up(found)
+    _sum_up(found, flags)
 
 
-def _sum_up(found: Plan) -> None:
+def _sum_up(found: Plan, flags: tuple[str, ...]) -> None:
     """How much is to be done, how long that took when it was last done here, and the next command."""
+    from dspark.workspace.results import command_line
+
     acting = [step for step in found.steps if step.action != "up to date"]
     known = [step.last_seconds for step in acting if step.last_seconds is not None]
     told = f"{len(acting)} of {len(found.steps)} to do"
@@ -105,6 +107,7 @@ def _sum_up(found: Plan) -> None:
         told += f"; {len(known)} of them took {duration(sum(known))} last time"
     click.echo(told if acting else "nothing to do")
     if len(known) < len(acting):
-        click.echo(f"what the others may take: dspark plan --build {found.build} --estimate")
+        estimate = command_line(["plan"], found.build, flags, ["--estimate"])
+        click.echo(f"what the others may take: {estimate}")
     if acting and not found.problems:
-        click.echo(f"next  dspark run --build {found.build}")
+        click.echo(f"next  {command_line(['run'], found.build, flags)}")

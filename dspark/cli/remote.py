@@ -68,6 +68,7 @@ def _transfer(
 ) -> None:
     from dspark.cli.display import shown
     from dspark.workspace.remote import transfer
+    from dspark.workspace.results import command_line
 
     with shown(quiet=quiet, events=None) as listener:
         done = transfer(workspace_of(context), request_of(target, build, flags), direction, listener)
@@ -78,6 +79,6 @@ def _transfer(
     print_table([("not made", name) for name in done.unmade])
     if direction == "push":
         click.echo("next     git add --force dvc.lock, commit it, and where it is checked out:")
-        click.echo(f"         dspark remote pull --build {done.build}")
+        click.echo(f"         {command_line(['remote', 'pull'], done.build, flags)}")
     else:
-        click.echo(f"next     dspark run --build {done.build}")
+        click.echo(f"next     {command_line(['run'], done.build, flags)}")

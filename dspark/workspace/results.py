@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -67,8 +68,19 @@ class RunRecord(_Json):
     @property
     def command(self) -> str:
         """What goes on with this run."""
-        overrides = (word for flag in self.flags for word in ("--set", flag))
-        return shlex.join(["dspark", *self.verb, "--build", self.build, *overrides, *self.options])
+        return command_line(self.verb, self.build, self.flags, self.options)
+
+
+def command_line(verb: Sequence[str], build: str, flags: Sequence[str] = (), options: Sequence[str] = ()) -> str:
+    """A command about a build, as a shell takes it; with the flags that the build was resolved with it is that build.
+
+    Args:
+        verb: the words after `dspark`.
+        flags: of `--set`.
+        options: what else stands at its end.
+    """
+    overrides = (word for flag in flags for word in ("--set", flag))
+    return shlex.join(["dspark", *verb, "--build", build, *overrides, *options])
 
 
 def result_path(run: Path, stage: str, key: str) -> Path:
