@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dspark.cli.options import as_json, print_json, print_table, request_of, short, which_build, workspace_of
+from dspark.cli.options import (
+    as_json,
+    one_output,
+    print_json,
+    print_table,
+    request_of,
+    short,
+    which_build,
+    workspace_of,
+)
 
 if TYPE_CHECKING:
     from dspark.evaluation.suite import SuiteReport
@@ -72,6 +81,7 @@ def evaluate(
     of a conversation is asked. A study trains and evaluates what it compares, as far as that is not done; all variants
     share the build's corpus, and nothing is packaged or registered. The same command goes on where it was stopped.
     """
+    one_output(json_output, events)
     wanted = request_of(target, build, flags, debug=debug or context.obj["debug"])
     if study is not None:
         _refuse_with_study(context)
@@ -93,9 +103,9 @@ def evaluate(
         folder, report = evaluate_on_suite(workspace, resolved, request, listener)
     if json_output:
         print_json(model_json(report))
-        return
-    _show(report)
-    click.echo(f"results  {short(folder)}")
+    elif events != "-":
+        _show(report)
+        click.echo(f"results  {short(folder)}")
 
 
 def _refuse_with_study(context: click.Context) -> None:

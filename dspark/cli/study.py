@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import duration, one_output, print_json, print_table, short
+from dspark.cli.options import duration, print_json, print_table, short
 
 if TYPE_CHECKING:
     from dspark.evaluation.load_report import LoadReport
@@ -29,7 +29,6 @@ def evaluate_study(
     from dspark.cli.display import shown
     from dspark.workspace.study import study
 
-    one_output(json_output, events)
     with shown(quiet=quiet, events=events) as listener:
         studied = study(workspace, request, name, listener)
     if json_output:

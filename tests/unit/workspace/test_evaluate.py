@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from dspark.cli.boundary import run_command
+from dspark.config.build import ResolvedBuild
+from dspark.workspace.evaluate import SuiteRequest
+from dspark.workspace.layout import Workspace
+from dspark.workspace.listener import Listener
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 DATA = CHECKOUT / "tests" / "data" / "suites"
@@ -65,6 +70,7 @@ def test_a_package_that_brings_a_set_is_named(root: Path, capsys: pytest.Capture
     (("--data", str(DATA), "--suite", "papre"), 2, "suite 'papre' does not exist (pipeline/suites/)"),
     (("--data", str(DATA), "--build", "smollm2-135m"), 3, "build 'smollm2-135m' has no train/drafter/config.json"),
     (("--data", str(DATA), "--temperature", "-1"), 2, "temperature"),
+    (("--data", str(DATA), "--json", "--events", "-"), 2, "both print to stdout"),
     ((), 2, "--suite NAME --data DIR"),
     (("--study", "depth"), 2, "--suite is for a suite, not for a study"),
 ])  # fmt: skip
@@ -72,6 +78,19 @@ def test_mistakes_are_told_with_what_mends_them(
     root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, said: str
 ):
     assert said in refused(capsys, root, *arguments, code=code)
+
+
+def test_events_on_stdout_stand_there_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def evaluated(workspace: Workspace, resolved: ResolvedBuild, request: SuiteRequest, listener: Listener):
+        listener.note("a note")
+        return root, None  # a report that is shown would be looked into
+
+    monkeypatch.setattr("dspark.workspace.evaluate.evaluate_on_suite", evaluated)
+    asked = ["evaluate", "--build", "tiny", "--suite", "paper", "--data", str(DATA), "--events", "-"]
+    assert run_command(["-C", str(root), *asked]) == 0
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["note"]
 
 
 def test_a_build_without_a_target_s_record_says_how_to_get_it(root: Path, capsys: pytest.CaptureFixture[str]):
