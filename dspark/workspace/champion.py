@@ -16,6 +16,10 @@ from dspark.workspace.packages import is_sound, keep_package
 PRODUCTION = "production"
 
 
+class NothingInProduction(PreflightError):
+    """The registry could be asked, and nothing holds production; its hint is about training on."""
+
+
 def fetch_champion(
     workspace: Workspace, build: str, source: str | None, *, tracking_uri: str, progress: Progress | None = None
 ) -> Manifest:
@@ -28,7 +32,8 @@ def fetch_champion(
     Returns:
         its manifest; it lies in `workspace.package(manifest.digests.package_digest)`.
     Raises:
-        PreflightError: nothing is in production.
+        NothingInProduction: as it says.
+        PreflightError: software that reads the registry, or room for the package, is missing; another process fetches.
         SettingsError: `source` is neither a folder nor such an address, or the registry does not know it.
         IntegrityError: the package is not what it should be.
         ServiceError: the registry does not answer.
@@ -74,9 +79,9 @@ def _fetch(workspace: Workspace, address: str, tracking_uri: str, progress: Prog
     )
 
 
-def _nothing_in_production(build: str, why: str) -> PreflightError:
+def _nothing_in_production(build: str, why: str) -> NothingInProduction:
     model = model_name(build)
-    return PreflightError(
+    return NothingInProduction(
         f"build {build!r}: nothing is in production, so there is no drafter to go on from ({why})",
         f"make a first one: dspark run --build {build}, then dspark promote {model} --to production\n"
         "or go on from a package that is in a folder: --from FOLDER",

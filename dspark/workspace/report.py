@@ -16,7 +16,7 @@ from dspark.package.verify import read_manifest, verify
 from dspark.report.page import Evidence, Page, read_evidence, tell
 from dspark.report.page.evidence import Files, package_files
 from dspark.targets.record import read_record
-from dspark.workspace.champion import fetch_champion
+from dspark.workspace.champion import NothingInProduction, fetch_champion
 from dspark.workspace.layout import Workspace
 from dspark.workspace.plots import plot_sources
 from dspark.workspace.results import latest_run
@@ -48,7 +48,8 @@ class Reporter:
             against: the same, or `champion`, or `models:/...`; None: it is compared with nothing.
         Raises:
             SettingsError: no such build.
-            PreflightError: there is no workspace where one is needed, nothing to tell yet, or no champion.
+            PreflightError: there is no workspace where one is needed, nothing to tell yet, no champion, or it cannot be
+                fetched.
             IntegrityError: a package is not what its manifest says.
             ServiceError: the registry does not answer.
         """
@@ -82,7 +83,7 @@ class Reporter:
         build = evidence.files.build
         try:
             manifest = fetch_champion(workspace, build, source, tracking_uri=self._tracking_uri())
-        except PreflightError:  # what it says is about training on from it
+        except NothingInProduction:  # what it says is about training on from it
             raise PreflightError(
                 f"build {build!r}: nothing is in production, so there is no champion to compare with",
                 f"compare with a build or a package's folder: dspark report {build} --against NAME",

@@ -11,6 +11,7 @@ import full_build
 import pytest
 
 from dspark.cli.boundary import run_command
+from dspark.errors import PreflightError
 from dspark.package.assemble import assemble
 from dspark.package.verify import read_manifest, verify
 from dspark.workspace import report as reporting
@@ -138,6 +139,19 @@ def test_the_champion_is_what_holds_production(
 def test_without_a_champion_it_says_so(made: Workspace, capsys: pytest.CaptureFixture[str]):
     _, error = called(capsys, made, "demo", "--against", "champion", code=3)
     assert "nothing is in production, so there is no champion" in error and "--against NAME" in error
+
+
+@pytest.mark.parametrize("against", ["champion", "models:/dspark-demo@staging"])
+def test_what_keeps_a_champion_from_being_fetched_is_told_as_it_is(
+    made: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, against: str
+):
+    def fetch(*arguments, **options):
+        raise PreflightError("S3 artifacts are read with boto3", "pip install 'dspark[s3]'")
+
+    monkeypatch.setattr(reporting, "fetch_champion", fetch)
+    _, error = called(capsys, made, "demo", "--against", against, code=3)
+    assert "S3 artifacts are read with boto3" in error and "pip install 'dspark[s3]'" in error
+    assert "production" not in error
 
 
 def test_a_build_that_has_measured_nothing_is_told_what_to_do(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
