@@ -46,7 +46,7 @@ def list_all(context: click.Context, tracking_uri: str | None, json_output: bool
     ]
     print_table(rows, ("model", "candidate", "staging", "production"))
     if not found:
-        click.echo("nothing is registered; next: dspark run")
+        click.echo("nothing is registered; next: dspark run --target NAME")
 
 
 @registry.command()

@@ -81,7 +81,7 @@ def verify(context: click.Context, repair: bool, json_output: bool) -> None:
         without = f", {found.forms} without a digest could be read" if found.forms else ""
         click.echo(f"{found.digests} digests compared{without}, {size(found.bytes)}, {len(found.damaged)} damaged")
         if any(damaged.removed for damaged in found.damaged):
-            click.echo("`dspark run` makes what was removed again")
+            click.echo("next: dspark run --target NAME, which makes what was removed again")
         elif not found.sound:
             click.echo("dspark store verify --repair removes what a run can make again")
     if not found.sound:

@@ -105,7 +105,7 @@ class Package:
             raise SettingsError(
                 f"{self.folder} drafts for {wanted.name} ({wanted.public_id}); {target.record.name} differs in "
                 + ", ".join(other),
-                "load the target that it was trained on, or train a drafter for this one: dspark run",
+                "load the target that it was trained on, or train a drafter for this one: dspark run --target NAME",
             )
         drafter = read_checkpoint(self.folder / "drafter", target.embedding, target.head, record=target.record)
         return torch_proposer(drafter.to(target.dtype))

@@ -29,7 +29,7 @@ from dspark.package.signature import SIGNATURE_BYTES, require_signature
 if TYPE_CHECKING:
     from dspark.package.contents import Content
 
-_HINT = "fetch the package again, or make it again with `dspark run`"
+_HINT = "fetch the package again, or make it again: dspark run --target NAME"
 _UNCHECKED = "it has a signature file, unchecked: verify it with --key FILE"
 MAX_MANIFEST = 16 * 2**20
 

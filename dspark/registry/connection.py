@@ -30,7 +30,8 @@ def connected(uri: str, *, workspace: Path, progress: Progress | None = None) ->
     """
     database = sqlite_file(uri)
     if database is not None and not database.is_file():
-        raise PreflightError(f"{database}: there is no registry yet", "publish a package first: dspark run")
+        hint = "publish a package first: dspark run --target NAME"
+        raise PreflightError(f"{database}: there is no registry yet", hint)
     with ExitStack() as stack:
         with locked(workspace / "mlflow" / ".lock", progress or Progress()):
             registry = stack.enter_context(opened(uri))

@@ -126,7 +126,8 @@ def _prompts(folder: Path, manifest: Manifest) -> list[PreparedPrompt]:
     path = listed_file(folder, manifest, SMOKE)
     found = read_prompts(path) if path is not None else []
     if not found:
-        raise GateError(f"{folder} has no prompts to ask ({SMOKE})", "assemble it again with `dspark run`")
+        again = f"assemble it again: dspark run --build {manifest.build}"
+        raise GateError(f"{folder} has no prompts to ask ({SMOKE})", again)
     return found
 
 

@@ -279,13 +279,16 @@ MISTAKES: dict[str, Mistake] = {
     "status before any run": Mistake("status", 3, "nothing was run here yet", "dspark run --target"),
     "logs before any run": Mistake("logs train", 3, "nothing was run here yet", "dspark run --target"),
     "plots before any run": Mistake("plots tiny", 3, "nothing to draw yet", "dspark run"),
+    "a registry before any run": Mistake("registry list", 3, "there is no registry yet", "dspark run --target NAME"),
     "a package that is not there": Mistake(
         "package verify nowhere", 2, "nowhere does not exist", "builds/NAME/package"
     ),
     "a file for a package": Mistake(
         "package show params.yaml", 2, "params.yaml is not a folder", "builds/NAME/package"
     ),
-    "a folder that is no package": Mistake("package show pipeline", 7, "it is not a package", "dspark run"),
+    "a folder that is no package": Mistake(
+        "package show pipeline", 7, "it is not a package", "dspark run --target NAME"
+    ),
     "a stage of promotion that is not there": Mistake("promote tiny --to prod", 2, "'prod'", "dspark promote --help"),
     "a tracking server that is away": Mistake(
         f"promote tiny --to staging --tracking-uri {AWAY}", 8, "does not answer", "see that it is up", impatient
