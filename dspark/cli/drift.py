@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, end_with_verdict, print_table
+from dspark.cli.options import as_json, end_with_verdict, package_option, print_table
 
 if TYPE_CHECKING:
     from dspark.evaluation.drift import Quantity
@@ -17,7 +17,7 @@ CODES = {"within": 0, "drifted": 9, "not comparable": 6}
 
 
 @click.command()
-@click.option("--package", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The package.")
+@package_option
 @click.option("--metrics", required=True, metavar="URL|FILE", help="A server, or what its /metrics answered.")
 @click.option("--since", type=click.Path(path_type=Path), metavar="FILE", help="An earlier scrape of that server.")
 @click.option(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from dspark.cli.completion import names_of
-from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -149,18 +148,28 @@ def print_json(value: Any) -> None:
 
 
 def package_folder(command: Command) -> Command:
-    """`FOLDER`: a package. What is not there is a slip of the keyboard, not a package that somebody tampered with."""
+    """`FOLDER`: a package."""
+    return click.argument("folder", type=click.Path(path_type=Path))(_on_a_folder(command))
+
+
+def package_option(command: Command) -> Command:
+    """`--package`, where the argument is something else; the verb has it as `folder`."""
+    return click.option(
+        "--package", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The package."
+    )(_on_a_folder(command))
+
+
+def _on_a_folder(command: Command) -> Command:
+    """A verb on `folder`, which must be one."""
 
     @functools.wraps(command)
-    def on_a_folder(*arguments: Any, folder: Path, **options: Any) -> Any:
-        if not folder.is_dir():
-            what = "is not a folder" if folder.exists() else "does not exist"
-            raise SettingsError(
-                f"{folder} {what}", "give the folder of a package: builds/NAME/package, or a copy of it"
-            )
+    def checked(*arguments: Any, folder: Path, **options: Any) -> Any:
+        from dspark.package.verify import require_folder
+
+        require_folder(folder)
         return command(*arguments, folder=folder, **options)
 
-    return click.argument("folder", type=click.Path(path_type=Path))(on_a_folder)  # type: ignore[return-value]
+    return checked  # type: ignore[return-value]
 
 
 def end_with_verdict(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, end_with_verdict, print_table
+from dspark.cli.options import as_json, end_with_verdict, package_option, print_table
 
 if TYPE_CHECKING:
     from dspark.evaluation.smoke import Latency
@@ -18,7 +18,7 @@ CODES = {"healthy": 0, "unhealthy": 9, "not comparable": 6}
 
 @click.command()
 @click.argument("url")
-@click.option("--package", "folder", type=click.Path(path_type=Path), required=True, metavar="DIR", help="The package.")
+@package_option
 @click.option("--prompts", type=click.IntRange(min=1), default=20, show_default=True, help="How many are asked.")
 @click.option(
     "--timeout",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dspark.errors import IntegrityError, SettingsError
+from dspark.errors import DsparkError, IntegrityError, SettingsError
 from dspark.io.below import open_below
 from dspark.io.jsonfile import strict_loads, validation_text
 from dspark.package.layout import MANIFEST, SIGNATURE
@@ -113,14 +113,24 @@ def read_manifest(folder: Path) -> Manifest:
         IntegrityError: missing, linked, not canonical, or not a manifest.
     """
     path = folder / MANIFEST
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise IntegrityError(f"{folder} {what}", "give the folder of a package: builds/NAME/package, or a copy of it")
+    require_folder(folder, IntegrityError)
     if not os.path.lexists(path):
         raise IntegrityError(f"{folder} has no {MANIFEST}: it is not a package, or not whole", _HINT)
     with _explained(path), open_below(folder, MANIFEST) as handle:
         data = handle.read(MAX_MANIFEST + 1)
     return parse_manifest(data, path)
+
+
+def require_folder(folder: Path, error: type[DsparkError] = SettingsError) -> None:
+    """Refuse a package that is no folder.
+
+    Args:
+        error: raised. What somebody typed and is not there is a slip of the keyboard, not a package that was tampered
+            with.
+    """
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise error(f"{folder} {what}", "give the folder of a package: builds/NAME/package, or a copy of it")
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:

@@ -50,7 +50,7 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
     """Fetch the target if need be, take eval prompts of the workspace's domains, and certify.
 
     Raises:
-        SettingsError: no such target or domain.
+        SettingsError: no such target, domain or drafter.
         DataError, IntegrityError: the drafter's file is none, or another target's.
         ServiceError: the server cannot be reached, or does not do what is needed.
     """
@@ -58,7 +58,7 @@ def certify(workspace: Workspace, request: CertifyRequest, listener: Listener) -
     from dspark.targets.loading import load_target
 
     if not request.drafter.exists():
-        raise DataError(
+        raise SettingsError(
             f"{request.drafter}: not found", "name the drafter's GGUF file, or the folder of its checkpoint"
         )
     if request.drafter.is_dir() and not (request.drafter / "config.json").is_file():

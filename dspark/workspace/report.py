@@ -12,7 +12,7 @@ from dspark.config.stages import BY_NAME
 from dspark.errors import PreflightError, SettingsError
 from dspark.package.layout import LINEAGE, MANIFEST
 from dspark.package.manifest import Manifest
-from dspark.package.verify import read_manifest, verify
+from dspark.package.verify import read_manifest, require_folder, verify
 from dspark.report.page import Evidence, Page, read_evidence, tell
 from dspark.report.page.evidence import Files, package_files
 from dspark.targets.record import read_record
@@ -47,7 +47,7 @@ class Reporter:
             name: a build, or the folder of a package; None: the build of the newest run.
             against: the same, or `champion`, or `models:/...`; None: it is compared with nothing.
         Raises:
-            SettingsError: no such build.
+            SettingsError: no such build, or no such folder.
             PreflightError: there is no workspace where one is needed, nothing to tell yet, no champion, or it cannot be
                 fetched.
             IntegrityError: a package is not what its manifest says.
@@ -61,6 +61,7 @@ class Reporter:
         """What a build or a package has on record."""
         folder = Path(name)
         if (folder / MANIFEST).is_file() or os.sep in name:
+            require_folder(folder)
             return _of_package(folder, name)
         evidence = read_evidence(_build_files(self._workspace(), name))
         if evidence.nothing:

@@ -101,11 +101,11 @@ def test_mistakes_are_said_before_anything_is_asked(
 ) -> None:
     monkeypatch.setattr(progress, "_stop", type(progress._stop)())
     nothing = Served(served.root, tmp_path / "none.gguf", served.url)
-    certify(nothing, code=4)
+    certify(nothing, code=2)
     (tmp_path / "package").mkdir()
     certify(Served(served.root, tmp_path / "package", served.url), code=4)
     assert "`drafter` in a package" in capsys.readouterr().err
-    certify(nothing, code=4)
+    certify(nothing, code=2)
     assert "none.gguf: not found" in capsys.readouterr().err
     (tmp_path / "none.gguf").write_bytes(b"no GGUF")
     certify(nothing, code=7)

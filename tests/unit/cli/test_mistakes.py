@@ -283,6 +283,16 @@ MISTAKES: dict[str, Mistake] = {
     "a package that is not there": Mistake(
         "package verify nowhere", 2, "nowhere does not exist", "builds/NAME/package"
     ),
+    "a report on what is not there": Mistake("report no/where", 2, "no/where does not exist", "builds/NAME/package"),
+    "drift from what is not there": Mistake(
+        f"drift --package nowhere --metrics {AWAY}", 2, "nowhere does not exist", "builds/NAME/package"
+    ),
+    "a smoke test of what is not there": Mistake(
+        f"package smoke {AWAY} --package nowhere", 2, "nowhere does not exist", "builds/NAME/package"
+    ),
+    "a drafter that is not there": Mistake(
+        f"certify --drafter nowhere --url {AWAY} --target tiny", 2, "nowhere: not found", "GGUF file, or the folder"
+    ),
     "a file for a package": Mistake(
         "package show params.yaml", 2, "params.yaml is not a folder", "builds/NAME/package"
     ),

@@ -160,5 +160,5 @@ def test_a_build_that_has_measured_nothing_is_told_what_to_do(workspace: Workspa
     assert not workspace.build("demo").exists()
     _, error = called(capsys, workspace, "dem", code=2)
     assert "did you mean 'demo'?" in error
-    _, error = called(capsys, workspace, "no/such/package", code=7)
+    _, error = called(capsys, workspace, "no/such/package", code=2)
     assert "does not exist" in error
