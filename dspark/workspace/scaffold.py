@@ -46,13 +46,18 @@ _NEEDED = ("dvc.yaml", "stages/", ".dvc/", ".dvcignore")  # restored where remov
 
 
 class Record(BaseModel):
-    """What `dspark init` wrote: the version, and the sha256 of every file."""
+    """What `dspark init` wrote: the version, and the sha256 of every file; `.gitignore` is not among them.
+
+    Attributes:
+        ignores: whether lines that `.gitignore` lacks are dspark's to add.
+    """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: Literal["dspark/scaffold/1"] = Field(default="dspark/scaffold/1", alias="schema")
     version: str
     files: dict[str, str]
+    ignores: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,8 @@ def scaffold(folder: Path, *, git: bool | None = None) -> list[str]:
     wanted = {name: data for name, data in files.items() if not (folder / name).is_file()}
     if git is not False and (lines := _with_lines(folder / IGNORED, ignored)) is not None:
         wanted[IGNORED] = lines
-    record = _record(files)
     if wanted or not (folder / RECORD).is_file():
-        wanted[RECORD] = record
+        wanted[RECORD] = _record(files, ignores=git is not False)
     with _all_or_none(folder) as write:
         for name, data in wanted.items():
             write(name, data)
@@ -121,10 +125,11 @@ def upgrade(workspace: Workspace, note: Callable[[str], None]) -> list[Change]:
     with run_lock(workspace, "dspark init --upgrade", note):
         found = _compared(workspace)
         files, _ = _template()
+        record = _read_record(workspace)
         with _all_or_none(workspace.root) as write:
             for change, data in found:
                 write(change.written, data)
-            write(RECORD, _record(files))
+            write(RECORD, _record(files, ignores=record is None or record.ignores))
     return [change for change, _ in found]
 
 
@@ -181,7 +186,8 @@ def _compared(workspace: Workspace) -> list[tuple[Change, bytes]]:
         kind: Literal["changed", "edited"] = "changed" if known.get(name) == digest_bytes(here) else "edited"
         found.append((Change(name, kind, _diff(name, here, data)), data))
     path = workspace.root / IGNORED
-    if path.is_file() and (lines := _with_lines(path, ignored)) is not None:
+    ours = (record is None or record.ignores) and path.is_file()
+    if ours and (lines := _with_lines(path, ignored)) is not None:
         found.append((Change(IGNORED, "changed", _diff(IGNORED, path.read_bytes(), lines)), lines))
     return found
 
@@ -192,9 +198,10 @@ def _diff(name: str, here: bytes, there: bytes) -> str:
     return "\n".join(lines)
 
 
-def _record(files: Mapping[str, bytes]) -> bytes:
+def _record(files: Mapping[str, bytes], *, ignores: bool) -> bytes:
     digests = {name: digest_bytes(data) for name, data in files.items()}
-    return pretty_json(model_json(Record(version=dspark.__version__, files=digests))).encode()
+    record = Record(version=dspark.__version__, files=digests, ignores=ignores)
+    return pretty_json(model_json(record)).encode()
 
 
 def _read_record(workspace: Workspace) -> Record | None:
@@ -247,15 +254,19 @@ def _some(names: list[str], shown: int = 6) -> str:
 
 
 def _with_lines(path: Path, lines: list[str]) -> bytes | None:
-    """A `.gitignore` with the lines that it lacks at its end; None if it lacks none."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    there = {line.strip() for line in text.splitlines()}
-    missing = [line for line in lines if line.strip() and line.strip() not in there]
+    """A `.gitignore` with the lines that it lacks at its end; None if it lacks none.
+
+    What is there stays to the byte: it is the user's, in whatever encoding and with whatever ends of lines.
+    """
+    data = path.read_bytes() if path.is_file() else b""
+    there = {line.strip() for line in data.splitlines()}
+    missing = [line for line in map(str.encode, lines) if line.strip() and line.strip() not in there]
     if not missing:
         return None
-    if text and not text.endswith("\n"):
-        text += "\n"
-    return (text + "\n".join(missing) + "\n").encode()
+    end = b"\r\n" if b"\r\n" in data else b"\n"
+    if data and not data.endswith(b"\n"):
+        data += end
+    return data + b"".join(line + end for line in missing)
 
 
 def _make_repository(folder: Path) -> None:
@@ -266,7 +277,8 @@ def _make_repository(folder: Path) -> None:
     except FileNotFoundError:
         raise PreflightError("git is not installed", "install it, or leave --git out") from None
     if done.returncode:
-        raise PreflightError(f"git init: {done.stderr.strip().splitlines()[-1]}", "leave --git out")
+        told = done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and said nothing"]
+        raise PreflightError(f"git init: {told[-1]}", "leave --git out")
 
 
 @contextmanager

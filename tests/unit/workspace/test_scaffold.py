@@ -205,8 +205,42 @@ def test_lines_that_gitignore_lacks_are_added(made: Workspace) -> None:
     assert [(change.path, change.kind) for change in changes(made)] == [(".gitignore", "changed")]
     upgrade(made, nothing)
     assert (made.root / ".gitignore").read_text().splitlines() == ["*.log", "/builds/", *IGNORED[:2]]
-    (made.root / ".gitignore").unlink()  # left out with --no-git
+    (made.root / ".gitignore").unlink()
     assert changes(made) == []
+
+
+def test_a_gitignore_that_is_there_stays_to_the_byte(shipped: dict[str, bytes], tmp_path: Path) -> None:
+    """Latin-1, and ends of lines as on Windows: what is added ends as they do."""
+    mine = b"*.log\r\n# caf\xe9\r\n/builds/"
+    (tmp_path / ".gitignore").write_bytes(mine)
+    scaffold(tmp_path)
+    assert (tmp_path / ".gitignore").read_bytes() == mine + b"\r\n# made by `dspark run`\r\n/.dspark/\r\n"
+    assert changes(Workspace(tmp_path)) == []
+
+
+def test_a_gitignore_that_was_to_be_left_alone_is_left_alone_by_upgrades_too(
+    shipped: dict[str, bytes], tmp_path: Path
+) -> None:
+    (tmp_path / ".gitignore").write_bytes(b"*.log\n")
+    workspace = Workspace(tmp_path)
+    scaffold(tmp_path, git=False)
+    assert changes(workspace) == []
+    shipped["stages/train.py"] = b"second\n"
+    assert [change.path for change in upgrade(workspace, nothing)] == ["stages/train.py"]
+    assert changes(workspace) == [] and (tmp_path / ".gitignore").read_bytes() == b"*.log\n"
+    assert scaffold(tmp_path) == [".gitignore"], "asked for without --no-git, its lines are dspark's again"
+    (tmp_path / ".gitignore").write_bytes(b"*.log\n")
+    assert [change.path for change in changes(workspace)] == [".gitignore"]
+
+
+def test_a_git_that_fails_in_silence_is_told(
+    shipped: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = subprocess.CompletedProcess(["git"], 128, "", "\n")
+    monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: failed)
+    with pytest.raises(PreflightError, match="git init: it ended with 128"):
+        scaffold(tmp_path / "ws", git=True)
+    assert not (tmp_path / "ws").exists()
 
 
 def test_the_command(
