@@ -28,10 +28,11 @@ def plots(context: click.Context, build: str, out: Path | None, json_output: boo
     """
     from dspark.io.jsonfile import model_json
     from dspark.workspace.plots import plot_build
+    from dspark.workspace.results import flags_of
     from dspark.workspace.run import resolve_request
 
     workspace = workspace_of(context)
-    resolved = resolve_request(workspace, request_of(None, build, ())).chosen
+    resolved = resolve_request(workspace, request_of(None, build, flags_of(workspace.runs, build))).chosen
     folder, index = plot_build(workspace, resolved, out)
     if json_output:
         print_json({**model_json(index), "folder": str(folder)})

@@ -19,7 +19,7 @@ from dspark.targets.record import read_record
 from dspark.workspace.champion import NothingInProduction, fetch_champion
 from dspark.workspace.layout import Workspace
 from dspark.workspace.plots import plot_sources
-from dspark.workspace.results import latest_run
+from dspark.workspace.results import flags_of, latest_run
 from dspark.workspace.results import read_record as read_run
 from dspark.workspace.run import Request, resolve_request
 
@@ -123,12 +123,13 @@ def _of_package(folder: Path, shown: str) -> Evidence:
 
 
 def _build_files(workspace: Workspace, name: str) -> Files:
-    """Where the records of a build lie.
+    """Where the records of a build lie, with the settings of its newest run: where costs lie follows from them.
 
     Raises:
         SettingsError: no such build.
     """
-    resolved = resolve_request(workspace, Request(build=name)).chosen
+    request = Request(build=name, flags=flags_of(workspace.runs, name), environment=dict(os.environ))
+    resolved = resolve_request(workspace, request).chosen
     package = BY_NAME["package"].output(name, {})
     folder = workspace.root / package
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None

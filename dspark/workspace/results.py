@@ -126,6 +126,19 @@ def latest_run(runs: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def flags_of(runs: Path, build: str) -> tuple[str, ...]:
+    """What the newest run that made a build was given by `--set`: with it, it is the build whose results lie there.
+
+    A study is about a build, and may make its variants alone.
+    """
+    for path in sorted(runs.glob("*/run.json"), reverse=True):
+        with contextlib.suppress(DataError):  # a damaged record tells of no build
+            record = read_record(path.parent)
+            if f"evaluate@{build}" in record.stages:
+                return tuple(record.flags)
+    return ()
+
+
 def read_record(run: Path) -> RunRecord:
     """Read `run.json`.
 

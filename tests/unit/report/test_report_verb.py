@@ -65,6 +65,35 @@ def test_without_a_name_it_is_about_the_newest_run(made: Workspace, capsys: pyte
     assert out.startswith("# demo\n")
 
 
+def ran(workspace: Workspace, moment: str, made: str, *flags: str) -> None:
+    """A run about build `demo` that made a build."""
+    run = workspace.runs / f"{moment}.000000Z-1"
+    run.mkdir(parents=True)
+    stages = ["features@demo", f"evaluate@{made}"]
+    write_record(run, RunRecord(id=run.name, build="demo", pid=1, started=0.0, flags=list(flags), stages=stages))
+
+
+def test_a_build_is_looked_at_with_the_settings_of_its_newest_run(
+    made: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Blocks of two were asked for by --set, in the file stand three: costs lie where those of gamma 2 do."""
+    (cost,) = (made.root / "profiles").iterdir()
+    two = cost.rename(cost.with_name(cost.name.replace("-g3-", "-g2-")))
+    assert two != cost
+    ran(made, "20261201T000000", "demo", "drafter.gamma=3")
+    ran(made, "20261202T000000", "demo", "drafter.gamma=2")
+    ran(made, "20261203T000000", "demo-variant", "drafter.gamma=1")
+    (damaged := made.runs / "20261204T000000.000000Z-1").mkdir()
+    (damaged / "run.json").write_text("{")
+    out, _ = called(capsys, made, "demo", "--json")
+    assert f"figure cost-{fake_build.CPU}" not in json.loads(out)["absent"]
+    assert run_command(["-C", str(made.root), "plots", "demo", "--json"]) == 0
+    assert f"cost-{fake_build.CPU}" in json.loads(capsys.readouterr().out)["figures"]
+    monkeypatch.setenv("DSPARK_DRAFTER__LAYERS", "2")
+    out, _ = called(capsys, made, "demo", "--json")
+    assert f"figure cost-{fake_build.CPU}" in json.loads(out)["absent"], "a drafter of two layers was not measured"
+
+
 def test_markdown_is_printed_or_written(made: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed, _ = called(capsys, made, "demo", "--format", "md")
     called(capsys, made, "demo", "--out", str(tmp_path / "summary.md"))
