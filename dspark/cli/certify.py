@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, workspace_of
-from dspark.errors import GateError, SettingsError
+from dspark.cli.completion import names_of
+from dspark.cli.options import as_json, print_json, print_table, quiet_option, require_place, workspace_of
+from dspark.errors import GateError
 
 if TYPE_CHECKING:
     from dspark.evaluation.server import ServerCertificate
@@ -25,12 +26,18 @@ if TYPE_CHECKING:
 @click.option(
     "--url", required=True, metavar="URL", help="A llama.cpp (with --metrics), SGLang or vLLM server that runs with it."
 )
-@click.option("--target", required=True, metavar="NAME", help="The target of pipeline/targets that it serves.")
+@click.option(
+    "--target",
+    required=True,
+    metavar="NAME",
+    shell_complete=names_of("target"),
+    help="The target of pipeline/targets that it serves.",
+)
 @click.option("--domain", "domains", multiple=True, metavar="NAME", help="Prompts of this domain only. Repeatable.")
 @click.option("--prompts", default=8, show_default=True, type=click.IntRange(1), help="Prompts of each domain.")
 @click.option("--new-tokens", default=96, show_default=True, type=click.IntRange(8), help="Limit of each reply.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the certificate there, as JSON.")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def certify(
@@ -55,8 +62,8 @@ def certify(
     from dspark.workspace.certify import CertifyRequest
     from dspark.workspace.certify import certify as certify_drafter
 
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise SettingsError(f"--out {out}: no file can be written there", "name a file in a folder that is there")
+    if out is not None:
+        require_place("--out", out)
     request = CertifyRequest(drafter, url, target, domains, prompts, new_tokens)
     with shown(quiet=quiet, events=None) as listener:
         certificate = certify_drafter(workspace_of(context), request, listener)

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from dspark.cli.options import (
     as_json,
+    how_to_watch,
     one_output,
     print_json,
     print_table,
@@ -51,9 +52,7 @@ if TYPE_CHECKING:
     help="Of the target. Repeatable.  [default: the suite's]",
 )
 @click.option("--throughput", is_flag=True, help="Measure tokens/s on the suite's prompts too.")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
-@click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@how_to_watch
 @as_json
 @click.pass_context
 def evaluate(

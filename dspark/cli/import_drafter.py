@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, short, size, workspace_of
+from dspark.cli.completion import names_of
+from dspark.cli.options import as_json, print_json, print_table, quiet_option, short, size, workspace_of
 from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -18,9 +19,19 @@ if TYPE_CHECKING:
 
 @click.command("import")
 @click.argument("source", metavar="SOURCE")
-@click.option("--target", metavar="NAME", help="The target of pipeline/targets that it was trained for.")
+@click.option(
+    "--target",
+    metavar="NAME",
+    shell_complete=names_of("target"),
+    help="The target of pipeline/targets that it was trained for.",
+)
 @click.option("--build", metavar="NAME", help="Write pipeline/builds/NAME.yaml for it.")
-@click.option("--like", metavar="BUILD", help="Share this build's corpus and settings.  [default: the target's own]")
+@click.option(
+    "--like",
+    metavar="BUILD",
+    shell_complete=names_of("build", "target"),
+    help="Share this build's corpus and settings.  [default: the target's own]",
+)
 @click.option("--revision", default="main", show_default=True, help="Of a repository on the hub.")
 @click.option("--inspect", is_flag=True, help="Only show what it is, from config.json and headers; changes nothing.")
 @click.option(
@@ -29,7 +40,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Of a target with its drafter inside: write engine files and launch scripts there.",
 )
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def import_drafter(

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, request_of, short, workspace_of
+from dspark.cli.completion import names_of
+from dspark.cli.options import (
+    as_json,
+    print_json,
+    print_table,
+    quiet_option,
+    request_of,
+    short,
+    which_finished_build,
+    workspace_of,
+)
 
 if TYPE_CHECKING:
     from dspark.evaluation.live_report import LiveReport
@@ -15,8 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--build", metavar="NAME", help="A build of pipeline/builds (default: the target's own).")
-@click.option("--target", metavar="NAME", help="A target of pipeline/targets.")
+@which_finished_build
 @click.option(
     "--load",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -28,10 +37,11 @@ if TYPE_CHECKING:
     "rivals",
     multiple=True,
     metavar="BUILD",
+    shell_complete=names_of("build", "target"),
     help="A build of the same target whose drafter takes turns too, mtp1 for instance. Can be repeated.",
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="For the report.")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def live(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from dspark.cli.completion import names_of
+from dspark.errors import SettingsError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -32,6 +33,15 @@ def which_build(command: Command) -> Command:
             metavar="SECTION.KEY=VALUE",
             help="Override one setting, for instance training.steps=500. Can be repeated.",
         ),
+        which_finished_build,
+    ):
+        command = option(command)
+    return command
+
+
+def which_finished_build(command: Command) -> Command:
+    """`--target` and `--build`, of a verb that changes no setting."""
+    for option in (
         click.option(
             "--build",
             metavar="NAME",
@@ -47,11 +57,9 @@ def which_build(command: Command) -> Command:
 
 
 def how_to_run(command: Command) -> Command:
-    """What a verb that runs a build has: `--no-publish`, `--tracking-uri`, `--quiet`, `--events`, `--debug`."""
+    """What a verb that runs a build has: `--no-publish`, `--tracking-uri`, and what `how_to_watch` adds."""
     for option in (
-        click.option("--debug", is_flag=True, help="Show tracebacks."),
-        click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it."),
-        click.option("--quiet", is_flag=True, help="Show problems and the result only."),
+        how_to_watch,
         which_registry,
         click.option(
             "--no-publish", is_flag=True, help="Do not register the package, and tell the tracking server nothing."
@@ -59,6 +67,22 @@ def how_to_run(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def how_to_watch(command: Command) -> Command:
+    """`--quiet`, `--events` and `--debug`."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show tracebacks."),
+        click.option("--events", metavar="FILE|-", help="Append progress as JSON lines to a file, or print it."),
+        quiet_option,
+    ):
+        command = option(command)
+    return command
+
+
+def quiet_option(command: Command) -> Command:
+    """`--quiet`."""
+    return click.option("--quiet", is_flag=True, help="Show problems and the result only.")(command)
 
 
 def one_output(json_output: bool, events: str | None) -> None:
@@ -107,6 +131,16 @@ def registry_address(context: click.Context, flag: str | None) -> str:
         if value := os.environ.get(name):
             return checked(value, name)
     return tracking_address(context, None)
+
+
+def require_place(option: str, file: Path) -> None:
+    """Refuse a file for a result before the work is done whose result it is to hold.
+
+    Raises:
+        SettingsError: its folder is not there, or it is a folder itself.
+    """
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise SettingsError(f"{option} {file}: no file can be written there", "name a file in a folder that is there")
 
 
 def as_json(command: Command) -> Command:

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, duration, print_json, print_table, request_of, which_build, workspace_of
+from dspark.cli.options import (
+    as_json,
+    duration,
+    print_json,
+    print_table,
+    quiet_option,
+    request_of,
+    which_build,
+    workspace_of,
+)
 from dspark.errors import StageError
 
 if TYPE_CHECKING:
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(0, 1, min_open=True),
     help="Of the blocks, that must be accepted whole.",
 )
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def overfit(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, package_folder, print_json, print_table, size, workspace_of
+from dspark.cli.options import as_json, package_folder, print_json, print_table, quiet_option, size, workspace_of
 from dspark.cli.package_materialise import materialise
 from dspark.cli.package_pull import pull
 from dspark.cli.package_sign import keygen, sign
@@ -111,7 +111,7 @@ def verify(
     "--compute-capability", metavar="X.Y", help="Of the GPU that will serve, such as 8.9; else of this one's."
 )
 @click.option("--cache", type=click.Path(path_type=Path), metavar="DIR", help="Of plans.  [default: ~/.cache/dspark]")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 def build_engine(
     folder: Path, compute_capability: str | None, cache: Path | None, quiet: bool, json_output: bool

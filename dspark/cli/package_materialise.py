@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, package_folder, print_json, size, workspace_of
+from dspark.cli.options import as_json, package_folder, print_json, quiet_option, size, workspace_of
 
 
 @click.command()
@@ -14,7 +14,7 @@ from dspark.cli.options import as_json, package_folder, print_json, size, worksp
 @click.option(
     "--target", metavar="DIR|NAME|REPO", help="Of the package's target.  [default: the repository that it came from]"
 )
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def materialise(context: click.Context, folder: Path, target: str | None, quiet: bool, json_output: bool) -> None:

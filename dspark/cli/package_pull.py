@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, registry_address, size, which_registry
+from dspark.cli.options import as_json, print_json, print_table, quiet_option, registry_address, size, which_registry
 
 
 @click.command()
@@ -16,7 +16,7 @@ from dspark.cli.options import as_json, print_json, print_table, registry_addres
 @click.option("--digest", metavar="HEX", help="A package or self digest obtained elsewhere, to compare with.")
 @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Demand a signature by this public key.")
 @which_registry
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def pull(

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, tracking_address, which_registry, workspace_of
-from dspark.errors import GateError, SettingsError
+from dspark.cli.options import (
+    as_json,
+    print_json,
+    print_table,
+    quiet_option,
+    require_place,
+    tracking_address,
+    which_registry,
+    workspace_of,
+)
+from dspark.errors import GateError
 
 if TYPE_CHECKING:
     from dspark.registry.gate_report import GateReport
@@ -45,7 +54,7 @@ _STAGES = click.Choice(("staging", "production"))
     metavar="FILE",
     help="Append what the gates said, as Markdown; in CI the summary of the job.",
 )
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @which_registry
 @as_json
 @click.pass_context
@@ -72,10 +81,8 @@ def promote(
     from dspark.workspace.promote import PromoteRequest
     from dspark.workspace.promote import promote as promote_version
 
-    if summary is not None and not summary.absolute().parent.is_dir():
-        raise SettingsError(
-            f"--summary {summary}: no file can be written there", "name a file in a folder that is there"
-        )
+    if summary is not None:
+        require_place("--summary", summary)
     request = PromoteRequest(
         model,
         "production" if stage == "production" else "staging",
@@ -109,7 +116,7 @@ def promote(
 @click.option("--stage", default="production", show_default=True, type=_STAGES, help="The stage to roll back.")
 @click.option("--reason", required=True, metavar="TEXT", help="Why; stays with the rollback.")
 @click.option("--dry-run", is_flag=True, help="Say what it would go back to and change nothing.")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @which_registry
 @as_json
 @click.pass_context

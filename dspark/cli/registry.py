@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, tracking_address, which_registry, workspace_of
+from dspark.cli.options import (
+    as_json,
+    print_json,
+    print_table,
+    quiet_option,
+    tracking_address,
+    which_registry,
+    workspace_of,
+)
 from dspark.cli.root import Subverbs
 
 if TYPE_CHECKING:
@@ -257,7 +265,7 @@ def _tell_mended(held: Holders) -> None:
 
 @registry.command()
 @which_registry
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def sync(context: click.Context, tracking_uri: str | None, quiet: bool, json_output: bool) -> None:

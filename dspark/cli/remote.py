@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dspark.cli.options import as_json, print_json, print_table, request_of, which_build, workspace_of
+from dspark.cli.options import as_json, print_json, print_table, quiet_option, request_of, which_build, workspace_of
 from dspark.cli.root import Subverbs
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def remote() -> None:
 
 @remote.command()
 @which_build
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def push(
@@ -37,7 +37,7 @@ def push(
 
 @remote.command()
 @which_build
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def pull(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dspark.cli.completion import names_of
-from dspark.cli.options import as_json, print_json, print_table, short, size, workspace_of
+from dspark.cli.options import as_json, print_json, print_table, quiet_option, short, size, workspace_of
 from dspark.cli.root import Subverbs
 
 
@@ -77,7 +77,7 @@ def fetch(context: click.Context, name: str) -> None:
 @targets.command()
 @click.argument("name", shell_complete=names_of("target"))
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="New, or an earlier export.")
-@click.option("--quiet", is_flag=True, help="Show problems and the result only.")
+@quiet_option
 @as_json
 @click.pass_context
 def export(context: click.Context, name: str, out: Path, quiet: bool, json_output: bool) -> None:

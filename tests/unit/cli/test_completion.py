@@ -41,6 +41,14 @@ def test_verbs_targets_builds_and_profiles_are_offered(offered) -> None:
     assert offered("plots", "tin") == ["tiny"]
 
 
+@pytest.mark.parametrize("words", [
+    ("live", "--build"), ("live", "--target"), ("live", "--rival"), ("certify", "--target"),
+    ("import", "x", "--target"), ("import", "x", "--like"),
+])  # fmt: skip
+def test_wherever_a_target_or_a_build_is_named_they_are_offered(offered, words: tuple[str, ...]) -> None:
+    assert {"tiny", "smollm2-135m"} <= set(offered(*words, ""))
+
+
 def test_the_workspace_on_the_command_line_counts(offered, tmp_path: Path) -> None:
     assert offered("run", "--target", "", cwd=tmp_path) == []
     assert "tiny" in offered("-C", str(CHECKOUT), "run", "--target", "", cwd=tmp_path)
