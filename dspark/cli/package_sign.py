@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def sign(
 
     The password of an encrypted key is asked for, or taken from DSPARK_KEY_PASSWORD.
     """
-    from dspark.package.signature import permissions_warning
+    from dspark.package.signature import permissions_warning, public_of
     from dspark.package.signature import sign as sign_package
 
     sign_package(folder, key, password=_password)
@@ -73,7 +74,8 @@ def sign(
     click.echo(f"signed {folder / 'manifest.sig'}")
     if version is not None:
         click.echo(f"signed version {version.number} of {version.name} in the registry")
-    click.echo("check it with: dspark package verify FOLDER --key KEY.pub")
+    command = ["dspark", "package", "verify", str(folder), "--key", str(public_of(key))]
+    click.echo(f"check it with: {shlex.join(command)}")
 
 
 def _password() -> str | None:

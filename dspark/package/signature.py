@@ -25,6 +25,11 @@ _MAX_KEY = 64 * 2**10
 _KEYGEN = "dspark package keygen KEY.pem"
 
 
+def public_of(private: Path) -> Path:
+    """Where the public part of a pair of keys lies."""
+    return private.with_name(f"{private.name}.pub")
+
+
 def write_keys(private: Path, *, password: str | None = None) -> Path:
     """Make a pair of keys: the private one, readable by its owner alone, and beside it `<name>.pub`.
 
@@ -38,7 +43,7 @@ def write_keys(private: Path, *, password: str | None = None) -> Path:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    public = private.with_name(f"{private.name}.pub")
+    public = public_of(private)
     for path in (private, public):
         if os.path.lexists(path):
             raise SettingsError(f"{path} exists, and a key is never written over", "name another file")

@@ -45,11 +45,17 @@ class Log:
 
 
 def logs(workspace: Workspace) -> list[Log]:
-    """The newest log of every stage, in the order in which they were written."""
+    """The newest log of every stage, in the order in which they were written.
+
+    Raises:
+        PreflightError: nothing was run here yet.
+    """
     found: dict[str, Log] = {}
     for run in sorted(workspace.runs.glob("*"), reverse=True):
         for path in run.glob("*.log"):
             found.setdefault(path.stem, Log(path.stem, run, path))
+    if not found or latest_run(workspace.runs) is None:
+        raise PreflightError(f"{workspace.root}: nothing was run here yet", "dspark run --target NAME")
     return sorted(found.values(), key=lambda log: (log.run.name, log.path.stat().st_mtime_ns))
 
 
@@ -63,8 +69,6 @@ def log_of(workspace: Workspace, stage: str) -> Log:
         SettingsError: no such log, or several are meant.
     """
     known = logs(workspace)
-    if not known or latest_run(workspace.runs) is None:
-        raise PreflightError(f"{workspace.root}: nothing was run here yet", "dspark run --target NAME")
     meant = [log for log in known if stage in (log.stage, log.stage.partition("@")[0])]
     if not meant:
         raise SettingsError(f"stage {stage!r} has left no log", suggestion(stage, [log.stage for log in known]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -206,7 +207,8 @@ def _record(files: Mapping[str, bytes], *, ignores: bool) -> bytes:
 
 def _read_record(workspace: Workspace) -> Record | None:
     path = workspace.root / RECORD
-    return read_model(path, Record, PreflightError, f"restore it from git, or: rm {path}") if path.is_file() else None
+    hint = f"restore it from git, or: rm {shlex.quote(str(path))}"
+    return read_model(path, Record, PreflightError, hint) if path.is_file() else None
 
 
 def _refuse_inside(folder: Path) -> None:
@@ -217,7 +219,7 @@ def _refuse_inside(folder: Path) -> None:
         if all((parent / mark).exists() for mark in MARKS):
             raise PreflightError(
                 f"{folder} lies inside the workspace {parent}",
-                f"use that one (cd {parent}), or name a folder outside: dspark init DIR",
+                f"use that one (cd {shlex.quote(str(parent))}), or name a folder outside: dspark init DIR",
             )
 
 
@@ -229,11 +231,12 @@ def _refuse_in_the_way(folder: Path, files: Mapping[str, bytes]) -> None:
         raise PreflightError(
             f"{folder} is a workspace already; {len(blocking)} of its files differ from those of dspark "
             f"{dspark.__version__}: {_some(blocking)}",
-            f"see how: dspark init --upgrade {folder}",
+            f"see how: dspark init --upgrade {shlex.quote(str(folder))}",
         )
+    own = shlex.quote(str(folder / "dspark-workspace"))
     raise PreflightError(
         f"{folder}: in the way of a workspace: {_some(blocking)}",
-        f"nothing was written; give the workspace a folder of its own: dspark init {folder / 'dspark-workspace'}",
+        f"nothing was written; give the workspace a folder of its own: dspark init {own}",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dspark.report.chart import Figure
@@ -131,18 +130,3 @@ class Page:
     facts: Facts
     sections: tuple[Section, ...]
     absent: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def figures(self) -> list[Figure]:
-        """Of all sections, in their order."""
-        return [
-            block.figure for section in self.sections for block in _flat(section.blocks) if isinstance(block, Chart)
-        ]
-
-
-def _flat(blocks: tuple[Block, ...]) -> Iterator[Plain]:
-    for block in blocks:
-        if isinstance(block, Group):
-            yield from block.blocks
-        else:
-            yield block

@@ -278,6 +278,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "status before any run": Mistake("status", 3, "nothing was run here yet", "dspark run --target"),
     "logs before any run": Mistake("logs train", 3, "nothing was run here yet", "dspark run --target"),
+    "a list of logs before any run": Mistake("logs", 3, "nothing was run here yet", "dspark run --target NAME"),
     "plots before any run": Mistake("plots tiny", 3, "nothing to draw yet", "dspark run"),
     "a registry before any run": Mistake("registry list", 3, "there is no registry yet", "dspark run --target NAME"),
     "a package that is not there": Mistake(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import stat
 import subprocess
@@ -221,3 +222,6 @@ def test_the_verbs(package, tmp_path, capsys, monkeypatch):
     assert run_command(["package", "sign", str(package), "--key", str(key)]) == 0
     said = capsys.readouterr()
     assert "chmod 600" in said.err and "secret" not in said.out + said.err
+    told = said.out.splitlines()[-1]
+    assert told == f"check it with: dspark package verify {package} --key {key}.pub"
+    assert run_command(shlex.split(told.removeprefix("check it with: dspark "))) == 0

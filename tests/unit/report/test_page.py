@@ -19,12 +19,12 @@ import pytest
 
 from dspark.io.jsonfile import model_json, write_json
 from dspark.package.verify import read_manifest
-from dspark.report.chart import rows
+from dspark.report.chart import Figure, rows
 from dspark.report.page import Evidence, Page, read_evidence, render_html, render_markdown, tell
 from dspark.report.page.compare import SAME_RUN, differences
 from dspark.report.page.evidence import package_files
 from dspark.report.page.figures import point_rows
-from dspark.report.page.model import Chart, Code, Facts, Items, Missing, Paragraph, Section, Step, Table
+from dspark.report.page.model import Chart, Code, Facts, Group, Items, Missing, Paragraph, Section, Step, Table
 
 TODAY = datetime.date(2026, 12, 1)
 HOSTILE = "<script>alert(1)</script> \"'>& | `x` [a](http://evil.example) ![i](j) </style></details>\n# top {{7*7}}"
@@ -36,6 +36,13 @@ def evidence_of(package: Path) -> Evidence:
 
 def page_of(package: Path, other: Path | None = None) -> Page:
     return tell(evidence_of(package), evidence_of(other) if other is not None else None, today=TODAY)
+
+
+def figures_of(page: Page) -> list[Figure]:
+    """Of all sections, in their order."""
+    blocks = [block for section in page.sections for block in section.blocks]
+    flat = [inner for block in blocks for inner in (block.blocks if isinstance(block, Group) else (block,))]
+    return [block.figure for block in flat if isinstance(block, Chart)]
 
 
 class Document(HTMLParser):
@@ -71,7 +78,7 @@ class Document(HTMLParser):
 
 def test_everything_that_was_measured_is_drawn_and_told(whole: Path):
     page = page_of(whole)
-    assert [figure.name for figure in page.figures] == [
+    assert [figure.name for figure in figures_of(page)] == [
         "pareto", "budget", f"cost-{fake_build.CPU}", "tau", "acceptance", "reliability-temperature-0-greedy-match",
         "reliability-temperature-1-sampled", "threshold-acceptance", "threshold-tau", "training-loss", "training-tau",
     ]  # fmt: skip
@@ -116,9 +123,9 @@ def test_a_chart_has_its_numbers_beside_it(whole: Path):
     page = page_of(whole)
     document = Document(render_html(page))
     drawn = [attributes for attributes in document.of("path") if attributes.get("class") == "mark"]
-    points = sum(len(rows(figure)) for figure in page.figures)
+    points = sum(len(rows(figure)) for figure in figures_of(page))
     assert len(drawn) == 2 * points, "wide and narrow"
-    header, found = point_rows(next(figure for figure in page.figures if figure.name == "tau"))
+    header, found = point_rows(next(figure for figure in figures_of(page) if figure.name == "tau"))
     assert header == ("panel", "series", "domain", "tokens per cycle", "95 % interval", "n")
     assert ("temperature 0 (greedy match)", "trained on", "math", "2", "[1.9, 2.1]", "12") in found
 
@@ -188,7 +195,7 @@ def test_a_record_that_is_not_there_is_missing_and_the_rest_is_told(
     assert page.absent[named].startswith(f"{missing}: file not found")
     for text in (render_html(page), render_markdown(page)):
         assert "file not found" in text and str(tmp_path) not in text
-    assert len(page.figures) >= 8
+    assert len(figures_of(page)) >= 8
 
 
 def test_a_build_with_nothing_but_its_evaluation(tmp_path: Path):
@@ -202,7 +209,7 @@ def test_a_build_with_nothing_but_its_evaluation(tmp_path: Path):
     )
     page = tell(read_evidence(bare), today=TODAY)
     assert page.verdict.answer == "not known" and page.steps == (Step("make the package", "dspark run --build demo"),)
-    assert [figure.name for figure in page.figures] == [
+    assert [figure.name for figure in figures_of(page)] == [
         "pareto", "budget", "tau", "acceptance", "threshold-acceptance", "threshold-tau",
     ]  # fmt: skip
     assert {"calibration", "export parity", "lineage", "losslessness"} - page.absent.keys() == {"losslessness"}
@@ -219,7 +226,7 @@ def _assembled(made, tmp_path: Path) -> Path:
 def test_hostile_names_and_reasons_stay_text(whole: Path, tmp_path: Path):
     """In every kind of place: title, verdict, commands, tables, lists, facts, reasons, series, panels, axes."""
     page = page_of(whole)
-    figure = page.figures[0]
+    figure = figures_of(page)[0]
     panel = figure.panels[0]
     series = replace(panel.series[0], name=HOSTILE, points=(replace(panel.series[0].points[0], note=HOSTILE),))
     poisoned = replace(
@@ -277,7 +284,7 @@ def test_a_second_package_is_compared_prompt_by_prompt(whole: Path, weaker: Path
         assert item.basis == "6 prompts of the same name, from the records of two runs"
     page = page_of(whole, weaker)
     text = render_html(page)
-    assert "+66.7 % [+66.7, +66.7]" in text and page.figures[0].name == "against"
+    assert "+66.7 % [+66.7, +66.7]" in text and figures_of(page)[0].name == "against"
     assert [section.anchor for section in page.sections][:2] == ["serving", "against"]
     assert "in different runs" in text and "to look at, not to decide by" in text
     assert "No setting differs." in text
@@ -316,7 +323,7 @@ def test_records_that_cannot_be_paired_are_a_reason(whole: Path, pristine: Path,
     assert by_temperature["0"].basis == "not paired: no prompt in common"
     assert "has no records of single prompts at temperature 1" in by_temperature["1"].basis
     page = tell(first, evidence_of(package), today=TODAY)
-    assert "against" not in [figure.name for figure in page.figures], "nothing to draw"
+    assert "against" not in [figure.name for figure in figures_of(page)], "nothing to draw"
 
 
 def test_prompts_of_one_side_only_are_left_out(whole: Path, weaker: Path, tmp_path: Path):

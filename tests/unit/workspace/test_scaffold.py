@@ -132,6 +132,24 @@ def test_a_workspace_within_a_workspace_is_refused(made: Workspace) -> None:
         scaffold(made.root.parent / "made" / "dvc.yaml" / "x")
 
 
+def test_folders_with_blanks_stand_in_commands_that_can_be_copied(shipped: dict[str, bytes], tmp_path: Path) -> None:
+    place = tmp_path / "my place"
+    place.mkdir()
+    (place / "dvc.yaml").write_text("mine")
+    with pytest.raises(PreflightError) as refusal:
+        scaffold(place)
+    assert refusal.value.hint.endswith(f": dspark init '{place}/dspark-workspace'")
+    (place / "dvc.yaml").unlink()
+    scaffold(place)
+    (place / "params.yaml").write_text("mine")
+    with pytest.raises(PreflightError) as refusal:
+        scaffold(place)
+    assert refusal.value.hint == f"see how: dspark init --upgrade '{place}'"
+    with pytest.raises(PreflightError) as refusal:
+        scaffold(place / "more")
+    assert f"(cd '{place}')" in refusal.value.hint
+
+
 def test_an_edited_workspace_is_not_made_anew(made: Workspace) -> None:
     (made.root / "params.yaml").write_text("mine")
     with pytest.raises(PreflightError, match=r"is a workspace already; 1 of its files .*params\.yaml") as refusal:
