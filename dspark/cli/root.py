@@ -129,7 +129,7 @@ def root(context: click.Context, workspace: Path | None, debug: bool) -> None:
 
     \b
     dspark init my-workspace            the files to edit and to version
-    dspark run --target tiny            the whole pipeline in a minute or so
+    dspark run --target tiny            the whole pipeline in about two minutes
     dspark run --target smollm2-135m    a real model on two CPU cores
     """
     context.obj = {"workspace": workspace, "debug": debug}

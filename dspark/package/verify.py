@@ -115,7 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     require_folder(folder, IntegrityError)
     if not os.path.lexists(path):
-        raise IntegrityError(f"{folder} has no {MANIFEST}: it is not a package, or not whole", _HINT)
+        hint = f"packages lie in builds/NAME/package; if it was one, {_HINT}"
+        raise IntegrityError(f"{folder} has no {MANIFEST}: it is not a package, or not whole", hint)
     with _explained(path), open_below(folder, MANIFEST) as handle:
         data = handle.read(MAX_MANIFEST + 1)
     return parse_manifest(data, path)

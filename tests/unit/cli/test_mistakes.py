@@ -298,7 +298,7 @@ MISTAKES: dict[str, Mistake] = {
         "package show params.yaml", 2, "params.yaml is not a folder", "builds/NAME/package"
     ),
     "a folder that is no package": Mistake(
-        "package show pipeline", 7, "it is not a package", "dspark run --target NAME"
+        "package show pipeline", 7, "it is not a package", "packages lie in builds/NAME/package"
     ),
     "a stage of promotion that is not there": Mistake("promote tiny --to prod", 2, "'prod'", "dspark promote --help"),
     "a tracking server that is away": Mistake(
