@@ -21,7 +21,6 @@ from dspark.cli.options import (
 
 if TYPE_CHECKING:
     from dspark.evaluation.live_report import LiveReport
-    from dspark.measured import Measured
 
 
 @click.command()
@@ -76,6 +75,8 @@ def live(
 
 
 def _show(report: LiveReport, folder: Path) -> None:
+    from dspark.report.words import significant
+
     lowest, highest = report.requests_per_second
     print_table(
         [
@@ -92,17 +93,13 @@ def _show(report: LiveReport, folder: Path) -> None:
         rows.append(
             (
                 name,
-                _figure(arm.tokens_per_second),
-                _figure(arm.ttft_seconds.p95),
-                _figure(arm.itl_seconds.p95),
-                _figure(arm.seconds_per_token),
-                _figure(arm.verified_tokens_per_second),
-                _figure(against.tokens_per_second) if against is not None else "",
+                significant(arm.tokens_per_second),
+                significant(arm.ttft_seconds.p95),
+                significant(arm.itl_seconds.p95),
+                significant(arm.seconds_per_token),
+                significant(arm.verified_tokens_per_second),
+                significant(against.tokens_per_second) if against is not None else "",
             )
         )
     print_table(rows, header)
     click.echo(f"\n95 % intervals over rounds; all figures and the timeline: {short(folder)}")
-
-
-def _figure(measured: Measured) -> str:
-    return f"{measured.value:.3g} [{measured.ci95[0]:.3g}, {measured.ci95[1]:.3g}]"

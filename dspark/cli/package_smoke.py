@@ -52,6 +52,8 @@ def smoke(
 
 
 def _show(report: SmokeReport) -> None:
+    from dspark.report.words import percent
+
     found = report.smoke
     rows = [
         ("package", f"{report.package} {report.subject}"),
@@ -60,10 +62,9 @@ def _show(report: SmokeReport) -> None:
          f"{found.prompts}, against their domains' certified tau"),
     ]  # fmt: skip
     if found.tau is not None:
-        difference = found.tau.relative_difference
         rows += [
             ("tau", f"{found.tau.engine_tau}, expected {found.tau.offline_tau}"),
-            ("difference", f"{difference.value:+.1%} [{difference.ci95[0]:+.1%}, {difference.ci95[1]:+.1%}]"),
+            ("difference", percent(found.tau.relative_difference)),
             ("first token", _latency(found.first_token)),
             ("between tokens", _latency(found.between_tokens)),
         ]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dspark.package.what_if import Setting, WhatIf
     from dspark.workspace.layout import Workspace
 
-_NOTHING = "–"
-
 
 def print_what_if(workspace: Workspace, build: str, text: str, *, json_output: bool) -> None:
     """Answer from the package of a finished build.
@@ -48,18 +46,19 @@ _HEADER = ("requests", "policy", *_PREDICTED, "certified tokens/s", *_PREDICTED,
 
 
 def _rows(answer: WhatIf) -> list[tuple[str, ...]]:
+    from dspark.report.words import NOTHING, significant
+
     rows: list[tuple[str, ...]] = []
     for point in answer.points:
-        ratio = _NOTHING
+        ratio = NOTHING
         if point.current is not None and point.changed is not None:
             ratio = f"{point.changed.tokens_per_second / point.current.tokens_per_second - 1:+.1%}"
-        certified = point.certified_tokens_per_second
         rows.append(
             (
                 str(point.concurrency),
                 point.policy,
                 *_cells(point.current),
-                f"{certified.value:.3g} [{certified.ci95[0]:.3g}, {certified.ci95[1]:.3g}]" if certified else _NOTHING,
+                significant(point.certified_tokens_per_second),
                 *_cells(point.changed),
                 ratio,
             )
@@ -68,8 +67,10 @@ def _rows(answer: WhatIf) -> list[tuple[str, ...]]:
 
 
 def _cells(found: Prediction | None) -> tuple[str, str, str]:
+    from dspark.report.words import NOTHING
+
     if found is None:
-        return (_NOTHING,) * 3
+        return (NOTHING,) * 3
     return f"{found.tau:.2f}", f"{found.tokens_per_second:.3g}", f"{found.latency_per_token_seconds:.3g}"
 
 

@@ -24,6 +24,8 @@ from dspark.package.layout import (
     DRAFTER_CONFIG,
     DRAFTER_WEIGHTS,
     LINEAGE,
+    METRICS,
+    PAIRED,
     PROFILE,
     RULES,
     SCHEDULER,
@@ -37,8 +39,6 @@ from dspark.package.tensors import TensorHeader, describe_tensors
 from dspark.profiling.cost import CostReport
 from dspark.scheduling.config import SchedulerConfig
 
-METRICS = "evidence/evaluate/metrics.json"
-PAIRED = "evidence/evaluate/paired.json"
 _ESSENTIAL = (CALIBRATION, CARD, CERTIFICATE, DRAFTER_CONFIG, DRAFTER_WEIGHTS, LINEAGE, METRICS, PROFILE, SCHEDULER)
 
 

@@ -12,10 +12,8 @@ from dspark.evaluation.results import EvaluationMetrics
 from dspark.io.digest import digest_file
 from dspark.io.jsonfile import read_model
 from dspark.package.certificate import Certificate
-from dspark.package.layout import CERTIFICATE
+from dspark.package.layout import CERTIFICATE, METRICS
 from dspark.package.manifest import Manifest
-
-METRICS = "evidence/evaluate/metrics.json"
 
 
 def listed_file(folder: Path, manifest: Manifest, path: str) -> Path | None:

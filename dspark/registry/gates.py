@@ -18,14 +18,11 @@ from dspark.evaluation.paired import PairedReport
 from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.io.jsonfile import read_model
 from dspark.package.certificate import Certificate
-from dspark.package.consistency import METRICS, PAIRED
-from dspark.package.layout import CERTIFICATE
+from dspark.package.layout import CERTIFICATE, LOSSLESS, METRICS, PAIRED
 from dspark.package.verify import read_manifest, verify
 from dspark.registry.gate_report import GateReport, GateRow, Stage
 from dspark.registry.gate_rows import Evidence, ece_rows, lossless_row, tau_rows
 from dspark.registry.profile_gates import profile_rows
-
-LOSSLESS = "evidence/evaluate/lossless.json"
 
 
 def judge(

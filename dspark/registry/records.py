@@ -15,7 +15,7 @@ from typing import Any
 from dspark.errors import IntegrityError
 from dspark.io.digest import digest_bytes
 from dspark.io.jsonfile import canonical_json, model_json, read_json
-from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE
+from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE, METRICS
 from dspark.package.manifest import Manifest
 
 # MLflow's own limits; beyond them it cuts silently or fails late.
@@ -23,7 +23,7 @@ _MAX_KEY = 250
 _MAX_VALUE = 6000
 _MAX_TAG = 5000
 _MEASURED = {"value", "n", "ci95"}
-_METRIC_FILES = {"evaluate": "evidence/evaluate/metrics.json", "calibrate": CALIBRATION, "certify": CERTIFICATE}
+_METRIC_FILES = {"evaluate": METRICS, "calibrate": CALIBRATION, "certify": CERTIFICATE}
 _CURVES = "evidence/train/curves.csv"
 
 

@@ -17,7 +17,7 @@ from dspark.evaluation.results import EvaluationMetrics, LosslessReport
 from dspark.export.report import ParityReport
 from dspark.io.jsonfile import read_model
 from dspark.package.certificate import NONE, Certificate, EngineFiles
-from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE
+from dspark.package.layout import CALIBRATION, CERTIFICATE, LINEAGE, LOSSLESS, METRICS
 from dspark.package.lineage import Lineage
 from dspark.package.manifest import Description, DrafterPart
 from dspark.profiling.cost import CostReport
@@ -31,8 +31,6 @@ _NAMES = {
     "dflash": "A DFlash",
     "eagle3": "An EAGLE-3",
 }
-_METRICS = "evidence/evaluate/metrics.json"
-_LOSSLESS = "evidence/evaluate/lossless.json"
 _PARITY = "evidence/parity.json"
 COSTS = "scheduler/cost"
 _WATCH = (
@@ -60,7 +58,7 @@ def render_card(package: Path, description: Description) -> str:
         IntegrityError: a file that the card speaks of is missing or does not validate.
     """
     certificate = read_model(package / CERTIFICATE, Certificate, IntegrityError)
-    metrics = read_model(package / _METRICS, EvaluationMetrics, IntegrityError)
+    metrics = read_model(package / METRICS, EvaluationMetrics, IntegrityError)
     sections = [
         _head(description),
         "## For whom it pays, and for whom not",
@@ -68,7 +66,7 @@ def render_card(package: Path, description: Description) -> str:
         "## How far drafts get",
         *figures.acceptance(metrics),
         "## Is the text still the target's?",
-        *figures.lossless(read_model(package / _LOSSLESS, LosslessReport, IntegrityError)),
+        *figures.lossless(read_model(package / LOSSLESS, LosslessReport, IntegrityError)),
         "## Speed",
         *figures.speed(metrics, certificate),
         "## Confidence",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dspark.measured import Measured
 from dspark.registry.gate_report import GateReport, GateRow, Number
 from dspark.report.markdown import code, table, text
+from dspark.report.words import interval, percent
 
 HEADER = ("gate", "candidate", "champion", "difference", "verdict", "why")
-_NOTHING = "–"
 
 
 def gate_cells(report: GateReport) -> list[tuple[str, ...]]:
@@ -53,15 +53,8 @@ def _verdict(row: GateRow) -> str:
 
 
 def _number(value: Number) -> str:
-    if isinstance(value, Measured):
-        low, high = value.ci95
-        return f"{value.value:.3f} [{low:.3f}, {high:.3f}]"
-    return _NOTHING if value is None else f"{value:g}"
+    return interval(value) if value is None or isinstance(value, Measured) else f"{value:g}"
 
 
 def _percent(value: Number) -> str:
-    """A relative difference, such as `+1.2 % [-0.4, +2.9]`."""
-    if isinstance(value, Measured):
-        low, high = value.ci95
-        return f"{100 * value.value:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
-    return _NOTHING if value is None else f"{100 * value:+.1f} %"
+    return percent(value) if value is None or isinstance(value, Measured) else f"{100 * value:+.1f} %"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dspark.measured import Measured
+from dspark.report.words import interval
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~$&])")
 _AT_START = re.compile(r"^(?=[#+-])|^(\d+)(?=[.)](?:\s|$))")
@@ -32,11 +33,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def measured(number: Measured | None, digits: int = 3) -> str:
-    """`value [low, high]`, or a dash where nothing was measured (the reason stands elsewhere)."""
-    if number is None:
-        return "–"
-    low, high = number.ci95
-    return f"{number.value:.{digits}f} \\[{low:.{digits}f}, {high:.{digits}f}\\]"
+    """As `words.interval`, which is no link."""
+    return interval(number, digits).replace("[", "\\[").replace("]", "\\]")
 
 
 def milliseconds(seconds: float) -> str:

@@ -8,7 +8,7 @@ from dspark.evaluation.acceptance import SweepRow
 from dspark.io.csvfile import csv_text
 from dspark.measured import Measured
 from dspark.report.study import StudyReport, StudyVariant
-from dspark.report.words import NOTHING, interval
+from dspark.report.words import NOTHING, interval, percent
 
 _TRAINING = ("geometry", "parameters", "steps", "seen_tokens")
 
@@ -55,7 +55,7 @@ def _variant_table(report: StudyReport) -> tuple[tuple[str, ...], list[tuple[str
                 *variant.choices.values(),
                 temperature,
                 interval(found.tau),
-                _percent(found.against_first),
+                percent(found.against_first),
                 " ".join(f"{rate.value:.2f}" for rate in found.conditional) or NOTHING,
                 interval(variant.speed, 2),
             ]
@@ -90,11 +90,3 @@ def _trained(variant: StudyVariant) -> list[Any]:
 
 def _cells(measured: Measured | None) -> list[Any]:
     return [""] * 4 if measured is None else [measured.value, *measured.ci95, measured.n]
-
-
-def _percent(measured: Measured | None) -> str:
-    """A relative difference, such as `+1.2% [-0.4%, +2.9%]`."""
-    if measured is None:
-        return NOTHING
-    low, high = measured.ci95
-    return f"{measured.value:+.1%} [{low:+.1%}, {high:+.1%}]"

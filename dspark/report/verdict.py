@@ -15,6 +15,7 @@ from dspark.evaluation.entry import AgainstNone, CertificateEntry, Recommendatio
 from dspark.evaluation.results import LosslessReport, ThroughputReport
 from dspark.measured import Measured
 from dspark.package.certificate import NONE
+from dspark.report.words import interval
 
 Answer = Literal["deploy", "leave off", "do not deploy", "not known"]
 _Standing = Answer | Literal["too few rounds"]  # of one serving profile
@@ -114,9 +115,8 @@ def spans(entry: CertificateEntry) -> list[Span]:
     return found
 
 
-def times(ratio: Measured) -> str:
-    """`1.25 [1.20, 1.30]`."""
-    return f"{ratio.value:.2f} [{ratio.ci95[0]:.2f}, {ratio.ci95[1]:.2f}]"
+def _times(ratio: Measured) -> str:
+    return interval(ratio, 2)
 
 
 def _standing(entry: CertificateEntry, today: datetime.date) -> tuple[_Standing, str]:
@@ -145,8 +145,8 @@ def _advice(entry: CertificateEntry, span: Span) -> str:
     if span.policy != NONE:
         return f"at {span.requests} use policy {span.policy}, {_told(span.ratios)}"
     best = _best(entry, span)
-    reason = f" ({best.arm} at {_requests(best.concurrency)}: {times(best.ratio)} times plain decoding)" if best else ""
     advice = "switch speculation off" if span.decided else "too few rounds were timed to tell whether it pays"
+    reason = f" ({best.arm} at {_requests(best.concurrency)}: {_times(best.ratio)} times plain decoding)" if best else ""
     return f"at {span.requests} {advice}{reason}"
 
 
@@ -155,7 +155,7 @@ def _told(ratios: Sequence[AgainstNone]) -> str:
         return "whose ratio to plain decoding is not known"
     units = (" times plain decoding's tokens/s", *[""] * (len(ratios) - 1))
     return ", ".join(
-        f"{times(one.ratio)}{unit} at {_requests(one.concurrency)} (n = {one.ratio.n})"
+        f"{_times(one.ratio)}{unit} at {_requests(one.concurrency)} (n = {one.ratio.n})"
         for one, unit in zip(ratios, units, strict=True)
     )
 
@@ -172,7 +172,7 @@ def _gain(entry: CertificateEntry) -> str:
         return f"on {entry.profile} at {paying[0].requests} (by how much is not known)"
     _, span, one = max(known, key=lambda item: item[0])
     more = f" at {_requests(one.concurrency)}" if span.first != span.last else ""
-    return f"on {entry.profile} at {span.requests}: {times(one.ratio)} times plain decoding{more}"
+    return f"on {entry.profile} at {span.requests}: {_times(one.ratio)} times plain decoding{more}"
 
 
 def _ratios(entry: CertificateEntry, item: Recommendation) -> tuple[AgainstNone, ...]:
@@ -203,6 +203,6 @@ def _text_lines(lossless: LosslessReport | None) -> Iterator[str]:
 def _speed_lines(throughput: ThroughputReport | None) -> Iterator[str]:
     """The evaluation's own ratios: dspark's loop is no engine that serves."""
     known = [(name, arm.against_none) for name, arm in throughput.arms.items()] if throughput is not None else []
-    told = [f"{name} {times(ratio)} (n = {ratio.n})" for name, ratio in known if ratio is not None]
+    told = [f"{name} {_times(ratio)} (n = {ratio.n})" for name, ratio in known if ratio is not None]
     if told:
         yield f"in the evaluation, which is no serving engine, against plain decoding: {', '.join(told)}"

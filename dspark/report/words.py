@@ -18,6 +18,14 @@ def interval(number: Measured | None, digits: int = 3) -> str:
     return f"{number.value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
+def significant(number: Measured | None, digits: int = 3) -> str:
+    """A number of any size, to its first digits: `1.46 [1.41, 1.52]`, `0.0123 [0.012, 0.0127]`."""
+    if number is None:
+        return NOTHING
+    low, high = number.ci95
+    return f"{number.value:.{digits}g} [{low:.{digits}g}, {high:.{digits}g}]"
+
+
 def percent(number: Measured | None) -> str:
     """A relative difference: `+1.2 % [-0.4, +2.9]`."""
     if number is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dspark.io.digest import digest_file
+from dspark.package.layout import METRICS
 from dspark.package.lineage import Lineage
 from dspark.package.manifest import Manifest
 from dspark.report.page.evidence import Evidence
@@ -33,7 +34,7 @@ def outdated(evidence: Evidence) -> Missing | None:
     if manifest is None or not evidence.files.is_build or not metrics.is_file():
         return None
     listed = {entry.path: entry.sha256 for entry in manifest.files}
-    packed = listed.get("evidence/evaluate/metrics.json")
+    packed = listed.get(METRICS)
     if packed is None or packed == digest_file(metrics):
         return None
     return Missing("package of this evaluation", "the package was made from another one: run the build again")

@@ -162,7 +162,7 @@ def test_the_table_has_a_row_for_each_variant_and_temperature(report: StudyRepor
     header, rows = study_table(report)
     assert len(rows) == 4 and all(len(row) == len(header) for row in rows)
     assert rows[2][:3] == ("2", "0", rows[2][2]) and rows[2][2].startswith("3.000 [")
-    assert rows[2][3].startswith("+80.0% [") and rows[0][4] == "0.50 0.33 0.00"
+    assert rows[2][3].startswith("+80.0 % [") and rows[0][4] == "0.50 0.33 0.00"
     assert rows[3][-3:] == ("12,345", "62 s", "2,000")
 
 
