@@ -31,8 +31,9 @@ class Records:
     Attributes:
         logits: raw confidence logits z, [n, gamma].
         accepted: true where the draft was accepted up to and including this position: a prefix, [n, gamma].
-        valid: false where the outcome is unknown (past an end of sequence or a length limit): a prefix as well,
-            [n, gamma]; None: all are known. Such positions are left out; they are not rejections.
+        valid: false where the outcome is unknown: a prefix as well, [n, gamma]; None: all are known. Such positions
+            are left out; they are not rejections. What hides a position must not depend on its outcome: a length limit
+            does not, and behind a drafted end of sequence positions are left out whether or not it was accepted.
         conversation: which conversation a block comes from, numbers or strings, [n]; None: each its own. Blocks of
             one conversation resemble each other, so conversations are what is split and resampled.
         temperature, top_k, top_p, rule, label: the sampling under which they were recorded (`CalibrationKey`).

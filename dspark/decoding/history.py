@@ -77,14 +77,15 @@ class History:
             timing: of the batch's cycle.
         """
         committed = [*drafts[:accepted], following]
-        known = min(verified, self._limit - len(self._tokens))
+        # Cut by what was drafted, whatever became of it: behind an end that was accepted no outcome is known, and of
+        # blocks in which it was not, all that lies behind it is rejected.
+        ended = next((place + 1 for place, token in enumerate(drafts[:verified]) if token in self._eos), verified)
+        known = min(ended, self._limit - len(self._tokens))
         for index, token in enumerate(committed):
             if token in self._eos:
                 # What follows an end of sequence is not part of the text: dropped, and neither accepted nor rejected.
                 committed = committed[: index + 1]
-                if index < accepted:
-                    accepted = index + 1
-                    known = min(known, accepted)
+                accepted = min(accepted, index + 1)
                 break
         self._drafted.append(drafts)
         self._logits.append(confidence_logits)

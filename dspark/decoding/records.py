@@ -32,8 +32,9 @@ class Cycles:
         accepted: leading draft tokens that were accepted, up to and including an end of sequence, [C].
         committed: tokens that the cycle yields: accepted + 1, or `accepted` where it ends in an end of sequence, [C].
             A length limit doesn't lower it: the limit says nothing about the drafter.
-        known: the outcome of positions below it is known, [C]. Those beyond were not verified, or stand after the end
-            of the sequence or of the length limit: censored, not rejected.
+        known: the outcome of positions below it counts, [C]. Those beyond were not verified, or stand behind the length
+            limit or a drafted end of sequence: censored, not rejected. That goes for a rejected end too: counted only
+            where the end was rejected, all behind it would be rejections.
         confidence_logits: raw, float32 [C, gamma]; NaN without a confidence head.
         draft_seconds, verify_seconds: wall time of the batch's cycle, [C]; drafting includes extending the drafter's
             context, verifying includes the acceptance rule.
@@ -175,7 +176,8 @@ class CalibrationArrays:
     Attributes:
         logits: raw confidence logits, float32 [n, gamma].
         accepted: whether the prefix up to each position was accepted, [n, gamma].
-        valid: False where that is unknown: unverified, past an end of sequence, past a length limit, [n, gamma].
+        valid: False where that does not count: unverified, past a drafted end of sequence, past a length limit,
+            [n, gamma].
         conversation: which prompt a row comes from, int64 [n].
         temperature, label, top_k, top_p: of all rows.
     """

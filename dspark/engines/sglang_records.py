@@ -7,7 +7,7 @@ whatever the scheduler would verify. `static` has no confidence head; `compact` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,14 +108,16 @@ def parse_blocks(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[RecordedB
     return blocks
 
 
-def records_of(requests: Sequence[RecordedRequest], source: str) -> Records:
-    """What calibration takes: one row per block, positions past the end of a reply unknown.
+def records_of(requests: Sequence[RecordedRequest], source: str, eos_token_ids: Collection[int]) -> Records:
+    """What calibration takes: one row per block, positions past a drafted end of sequence or the limit unknown.
 
     The server verifies a block to its end, also what lies behind the token that ends the reply or behind its limit.
 
     Args:
         requests: greedy ones.
         source: who recorded them.
+        eos_token_ids: tokens that end a reply. Where the server was told of further ones, positions behind them are
+            left out only if the reply ended there, and what is known behind them are rejections alone.
     Raises:
         DataError: no block was recorded.
     """
@@ -125,7 +127,7 @@ def records_of(requests: Sequence[RecordedRequest], source: str) -> Records:
     shown = np.array([block.confidences for _, _, block in rows], float)
     stated = np.clip(shown, _LEAST, 1 - _LEAST)
     places = np.arange(stated.shape[1])
-    known = [_known(one, block) for _, one, block in rows]
+    known = [_known(one, block, eos_token_ids) for _, one, block in rows]
     return Records(
         logits=np.log(stated / (1 - stated)),
         accepted=places < np.array([block.accepted for _, _, block in rows])[:, None],
@@ -137,14 +139,15 @@ def records_of(requests: Sequence[RecordedRequest], source: str) -> Records:
     )
 
 
-def _known(request: RecordedRequest, block: RecordedBlock) -> int:
-    """How many leading positions of a block have an outcome, as in the loop (`decoding.history`)."""
+def _known(request: RecordedRequest, block: RecordedBlock, eos_token_ids: Collection[int]) -> int:
+    """How many leading positions of a block have an outcome that counts, as in the loop (`decoding.history`)."""
     said = block.position - len(request.prompt) + 1
     within = request.reply.predicted - said
-    if request.reply.ended and block.accepted >= within:
-        return within  # an accepted token ended the reply: what it drafted behind that is neither right nor wrong
-    # What was rejected before rejects all behind it. The limit says nothing about drafts, so it hides them all alike.
-    return request.max_new_tokens - said
+    # Neither the limit nor what was drafted depends on the outcome, so they hide it without a bias.
+    ends = (place + 1 for place, token in enumerate(block.drafted) if token in eos_token_ids)
+    known = min(next(ends, len(block.drafted)), request.max_new_tokens - said)
+    # An accepted token ended the reply, one of ours or not: what was drafted behind it is neither right nor wrong.
+    return min(known, within) if request.reply.ended and block.accepted >= within else known
 
 
 def require_collecting(client: SGLangClient) -> None:

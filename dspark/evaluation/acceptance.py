@@ -162,7 +162,7 @@ class SweepRow:
     """One threshold on one domain: what policy `threshold` would have verified of the recorded blocks.
 
     Worked out from cycles that verified whole blocks. Under the policy itself the loop would stop at other positions;
-    acceptance given a position is the same.
+    acceptance given a position is the same. Drafts behind a drafted end of sequence or the limit are not counted.
     """
 
     temperature: float

@@ -22,7 +22,9 @@ Floats = NDArray[np.float64]
 def expectation(
     decoded: Sequence[Decoded], temperatures: Sequence[float] | None = None, *, seed: int = 0
 ) -> Expectation | None:
-    """Expected and measured tau over the cycles whose whole block has a known outcome.
+    """Expected and measured tau over the cycles whose whole block has a known outcome (`Cycles.known`).
+
+    Which ones these are depends on what was drafted and on the limit, not on what was accepted.
 
     Args:
         decoded: of one sampling, whole blocks verified, with confidences.

@@ -10,6 +10,7 @@ batch, and that a batch shrinks. numpy only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -84,7 +85,7 @@ class Recorded:
             SettingsError: longer answers are to be predicted than were recorded.
             DataError: no cycle was recorded, or not with whole blocks verified.
         """
-        limit = max((len(one.token_ids) for one in decoded if one.finish_reason == "length"), default=max_new_tokens)
+        limit = max((len(one.token_ids) for one in decoded if one.finish_reason == "length"), default=math.inf)
         if max_new_tokens > limit:
             raise SettingsError(
                 f"answers of {max_new_tokens} tokens cannot be predicted from records of {limit} at most",
@@ -95,8 +96,10 @@ class Recorded:
             cycles = one.cycles
             if (cycles.verified != cycles.gamma).any() or not cycles.gamma:
                 raise DataError(f"records of policy {one.policy} say nothing of drafts that were not verified")
-            # An answer that ends inside a block does not tell how far the block would have gone.
-            whole = cycles.committed > cycles.accepted
+            # A block that drafts an end does not tell how far it would have gone where that was accepted, and kept only
+            # where it was not it would count against the drafts. The limit cuts texts, not what was accepted.
+            said = 1 + np.cumsum(cycles.committed) - cycles.committed
+            whole = cycles.known >= np.minimum(cycles.gamma, limit - said)
             kept.append(np.flatnonzero(whole if whole.any() else np.ones(len(cycles), bool)))
         counts = np.array([len(places) for places in kept], np.int64)
         if not counts.sum():

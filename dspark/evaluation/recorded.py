@@ -66,7 +66,7 @@ def records_from_server(
     chosen = first_prompts(prompts, settings.prompts_per_domain)
     progress.start("record confidences in SGLang", len(chosen), unit="prompts")
     requests = record_requests(client, [prompt.token_ids for prompt in chosen], settings.max_new_tokens, progress)
-    records = records_of(requests, f"{served.engine}, mode cap-accept")
+    records = records_of(requests, f"{served.engine}, mode cap-accept", target.eos_token_ids)
     if records.gamma != gamma:
         raise DataError(
             f"SGLang at {client.address} records blocks of {records.gamma}, the build's drafter has gamma {gamma}",

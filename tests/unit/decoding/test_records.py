@@ -59,14 +59,23 @@ def test_an_end_of_sequence_after_the_drafts_leaves_their_outcomes_known():
     assert only_cycle(one.result()) == (1, 2, 3, 2)
 
 
-def test_a_rejected_end_of_sequence_ends_nothing():
+def test_a_rejected_end_of_sequence_ends_nothing_but_hides_what_was_drafted_behind_it():
+    """Behind an accepted end nothing is known; behind a rejected one all is rejected, whatever the drafts are worth."""
     one = history(limit=4)
     one.begin(7, 0.0)
     add(one, [8, 1, 10], 3, 1, 9)
     assert one.finish_reason is None
     add(one, [8, 9, 10], 3, 0, 12)
     assert (one.result().token_ids, one.result().finish_reason) == ([7, 8, 9, 12], "length")
-    assert one.result().cycles.known.tolist() == [3, 1]
+    assert one.result().cycles.known.tolist() == [2, 1]
+    assert one.result().cycles.accepted.tolist() == [1, 0]
+
+
+def test_an_end_that_was_drafted_but_not_verified_hides_nothing():
+    one = history()
+    one.begin(7, 0.0)
+    add(one, [8, 9, 1], 2, 2, 1)
+    assert only_cycle(one.result()) == (2, 3, 2, 3)
 
 
 def test_the_length_limit_cuts_the_text_but_not_what_the_cycle_committed():
@@ -186,7 +195,7 @@ def test_an_unknown_finish_reason_is_refused(tmp_path: Path):
 
 
 def test_calibration_gets_logits_outcomes_and_what_is_unknown():
-    """Cycles: one accepted of three; none; an accepted eos, after which two positions are unknown."""
+    """Cycles: one accepted of three; none; an accepted eos, behind which two positions are unknown."""
     arrays = calibration_records([decoded(), decoded()])
     assert arrays.logits.shape == (6, 3) and arrays.logits.dtype == np.float32
     assert arrays.conversation.tolist() == [0, 0, 0, 1, 1, 1]

@@ -55,17 +55,30 @@ def test_what_the_cut_took_away_was_accepted_and_what_lies_behind_the_end_is_unk
     blocks = parse_blocks(steps)
     assert sorted(blocks) == ["a", "b"], "c has no confidences"
     # a: 4 tokens were asked, anchor 4 is the first of its reply; the reply's last token is at 4 + 4 - 1 = 7.
-    found = records_of([RecordedRequest((1, 1, 1, 1), reply(4), tuple(blocks["a"]), 4)], "a test")
+    found = records_of([RecordedRequest((1, 1, 1, 1), reply(4), tuple(blocks["a"]), 4)], "a test", {9})
     assert found.survived.tolist() == [[True, True, False], [True, False, False]]
     assert found.known.tolist() == [[True, True, True], [True, False, False]]
     # b: its second and last token ended it, in the place of the first draft, which is thereby rejected with all others.
-    ended = records_of([RecordedRequest((1, 1), reply(2, ended=True), tuple(blocks["b"]), 9)], "a test")
+    ended = records_of([RecordedRequest((1, 1), reply(2, ended=True), tuple(blocks["b"]), 9)], "a test", {9})
     assert ended.known.all() and not ended.survived.any()
     assert found.z[0] == pytest.approx([np.log(9), 0, np.log(1 / 3)])
     assert found.z[1, 0] == pytest.approx(np.log(0.99995 / 0.00005))
     assert (found.key.temperature, found.key.label, found.source) == (0, "greedy_match", "a test")
     with pytest.raises(DataError, match="no block with confidences"):
-        records_of([RecordedRequest((1,), reply(4), (), 4)], "a test")
+        records_of([RecordedRequest((1,), reply(4), (), 4)], "a test", {9})
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_a_drafted_end_hides_what_lies_behind_it_whatever_became_of_it(accepted: int) -> None:
+    """Drafts 1, 2, 3 after an anchor at 2, of which 2 ends replies. With 2 or 3 accepted the reply is anchor, 1, 2."""
+    ended = accepted >= 2
+    blocks = parse_blocks([{"reqs": [request("a", 2, [0.9, 0.8, 0.7], accepted)]}])["a"]
+    asked = RecordedRequest((1, 1), reply(3, ended=True) if ended else reply(9), tuple(blocks), 9)
+    found = records_of([asked], "a test", {2, 9})
+    assert found.known.tolist() == [[True, True, False]]
+    assert found.survived.sum() == min(accepted, 2)
+    # A server that ends replies at a token that the target does not name: as far as the reply tells.
+    assert records_of([asked], "a test", {9}).known.sum() == (2 if ended else 3)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +94,7 @@ def test_a_server_tells_the_same_as_our_own_loop_on_the_same_prompts(engine: Eng
     double = SGLangRecordingDouble(engine)
     with serving(double) as address:
         double.record(request("somebody else", 3, [0.5] * GAMMA, 0))
-        served = records_of(record_requests(SGLangClient(address), PROMPTS, 17), "a test")
+        served = records_of(record_requests(SGLangClient(address), PROMPTS, 17), "a test", engine.eos_token_ids)
     engine.verified = None
     proposer = TorchProposer(engine.drafter)
     decoded = decode(
@@ -124,9 +137,9 @@ class TwiceTooSharp(SGLangRecordingDouble):
 def test_calibration_finds_the_temperature_of_a_served_head(engine: Engine) -> None:
     with serving(TwiceTooSharp(engine)) as address:
         client = SGLangClient(address)
-        first = records_of(record_requests(client, [[3, 4]] * 150, 40), "a test")
+        first = records_of(record_requests(client, [[3, 4]] * 150, 40), "a test", ())
         assert len(first) == 150 * 40
-        again = records_of(record_requests(client, [[3, 4]], 40), "a test")
+        again = records_of(record_requests(client, [[3, 4]], 40), "a test", ())
         assert len(again) == 40, "only what is new"
     fitted = fit_temperatures(first, CalibrationSettings())
     assert fitted.temperatures == pytest.approx([2.0] * GAMMA, rel=0.2)

@@ -188,6 +188,21 @@ def test_a_block_in_which_an_answer_ends_does_not_tell_how_far_it_would_have_gon
     assert Recorded.of([request([2], ends_inside=True)], 100).accepted.tolist() == [1]
 
 
+@pytest.mark.parametrize(("limit", "accepted"), [(10_000, [2, 3, 1]), (7, [2, 3])])
+def test_a_block_that_drafts_an_end_is_left_out_whatever_became_of_it(limit: int, accepted: list[int]):
+    """Kept where the end is rejected and left out where it is accepted, such blocks would only ever add rejections.
+
+    The first token, 2 + 1 of the first block and 1 of the second make 5: a limit of 7 cuts the third block, which
+    tells all the same how many of its drafts were accepted.
+    """
+    one = History(4, 3, limit, frozenset({EOS}), 0.0, "fixed")
+    one.begin(5, 0.1)
+    for drafts, right, following in (([7, 7, 7], 2, 8), ([EOS, 7, 7], 0, 8), ([7, 7, 7], 3, 8), ([7, 7, 7], 1, EOS)):
+        if one.finish_reason is None:
+            one.add(drafts, 3, right, following, np.zeros(3, np.float32), Timing(0.1, 0.1, 1))
+    assert Recorded.of([one.result()], 7).accepted.tolist() == accepted
+
+
 def test_answers_are_as_long_as_asked_for_and_no_longer_than_recorded():
     cut = request([3, 3], limit=7)
     assert Recorded.of([cut], 5).new_tokens.tolist() == [5]
