@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,11 +70,17 @@ class Half:
         points = StatedPoints.of(self.stated(k))
         return np.array([points.log_loss(value) for value in grid])
 
-    def log_loss_change(self, k: int, temperature: float) -> tuple[Floats, Floats]:
-        """Sum of log-loss at T less that at 1, and number of rows, per group of conversations."""
-        reached, stated = self.records.reached[:, k], self.stated(k)
-        cases = self.resampling.cases(reached, self.records.survived[reached, k])
-        return cases.sums(log_losses(stated, temperature) - log_losses(stated, 1.0)), cases.sizes
+    def log_loss_change(self, positions: Sequence[int], temperature: float) -> Estimate:
+        """Log-loss of c_k at T less that at 1, per draft that reached one of these positions."""
+        sums = sizes = np.zeros(self.resampling.count)
+        conversations = 0
+        for k in positions:
+            reached, stated = self.records.reached[:, k], self.stated(k)
+            cases = self.resampling.cases(reached, self.records.survived[reached, k])
+            sums = sums + cases.sums(log_losses(stated, temperature) - log_losses(stated, 1.0))
+            sizes = sizes + cases.sizes
+            conversations = max(conversations, cases.conversations)  # who reached a position reached those before it
+        return self.resampling.ratio(sums, sizes, conversations)
 
     def ece_change(self, k: int, temperature: float, bins: int) -> Estimate:
         """ECE of a_k at T less that at 1."""

@@ -132,6 +132,15 @@ class Records:
         """How many different conversations there are."""
         return len(self._conversations[0])
 
+    @property
+    def conversation_of(self) -> Integers:
+        """A number for the conversation of each row, 0 and up, [n]."""
+        return self._conversations[1]
+
+    def conversations_among(self, rows: Flags) -> int:
+        """How many different conversations the rows of a mask [n] come from."""
+        return different(self.conversation_of[rows])
+
     def split(self, seed: int = 0) -> tuple[Records, Records]:
         """Two halves, each conversation whole in one of them: one to fit on, one to decide on.
 
@@ -177,6 +186,11 @@ class Records:
         rows = self._conversations[1]
         count = min(self.conversations, most)
         return (rows % count if count else rows), count
+
+
+def different(numbers: Integers) -> int:
+    """How many different ones there are, 0 and up each."""
+    return int(np.count_nonzero(np.bincount(numbers)))
 
 
 def _flags(value: ArrayLike, name: str, shape: tuple[int, ...]) -> Flags:

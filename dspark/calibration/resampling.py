@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dspark.calibration.records import Records
+from dspark.calibration.records import Records, different
 from dspark.calibration.reliability import bin_index, cell_gaps, mass_edges, sorted_auroc
 from dspark.measured import Measured
 
@@ -31,7 +31,7 @@ class Estimate:
 
     value: float
     draws: Floats  # [resamples]; NaN where a sample leaves the statistic undefined
-    conversations: int
+    conversations: int  # that the statistic saw anything of
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The paired difference of two statistics of the same resampling."""
@@ -39,10 +39,10 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval."""
+        """The 95 % interval; without bounds if no sample defines the statistic."""
         defined = self.draws[np.isfinite(self.draws)]
         if defined.size == 0:
-            return self.value, self.value
+            return -np.inf, np.inf
         low, high = self.value + np.quantile(defined, [0.025, 0.975]) - defined.mean()
         return float(min(low, self.value)), float(max(high, self.value))
 
@@ -57,7 +57,7 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(
         float(np.mean([one.value for one in estimates])),
         np.mean([one.draws for one in estimates], axis=0),
-        estimates[0].conversations,
+        max(one.conversations for one in estimates),
     )
 
 
@@ -70,7 +70,7 @@ class Resampling:
 
     groups: Integers  # the group of each row, [n]
     count: int
-    conversations: int
+    conversation_of: Integers  # of each row, [n]
     weights: Floats  # [resamples, groups]; each row sums to `count`
 
     @classmethod
@@ -82,18 +82,21 @@ class Resampling:
         weights = np.zeros((resamples, count))
         if count:
             weights[:] = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
-        return cls(groups, count, records.conversations, weights)
+        return cls(groups, count, records.conversation_of, weights)
 
-    def ratio(self, sums: Floats, sizes: Floats) -> Estimate:
-        """sum(sums) / sum(sizes), both per group, [groups]."""
+    def ratio(self, sums: Floats, sizes: Floats, conversations: int) -> Estimate:
+        """sum(sums) / sum(sizes), both per group, [groups], of cases from so many conversations."""
         with np.errstate(invalid="ignore", divide="ignore"):
             draws = (self.weights @ sums) / (self.weights @ sizes)
-        return Estimate(float(sums.sum() / sizes.sum()), draws, self.conversations)
+        return Estimate(float(sums.sum() / sizes.sum()), draws, conversations)
 
     def cases(self, rows: Flags, outcomes: Flags) -> Cases:
         """The rows that are scored, a mask [n] with at least one, and what happened at them, [cases]."""
-        groups = self.groups if rows.all() else self.groups[rows]
-        return Cases(self, groups, np.bincount(groups, minlength=self.count).astype(np.float64), outcomes)
+        groups, names = self.groups, self.conversation_of
+        if not rows.all():
+            groups, names = groups[rows], names[rows]
+        sizes = np.bincount(groups, minlength=self.count).astype(np.float64)
+        return Cases(self, groups, sizes, outcomes, different(names))
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,14 @@ class Cases:
         groups: of each case, [cases].
         sizes: how many cases each group has, [groups].
         outcomes: what happened, [cases].
+        conversations: that the cases come from.
     """
 
     resampling: Resampling
     groups: Integers
     sizes: Floats
     outcomes: Flags
+    conversations: int
 
     def sums(self, values: Floats) -> Floats:
         """Sum of the values of the cases, per group."""
@@ -117,7 +122,7 @@ class Cases:
 
     def mean(self, values: Floats) -> Estimate:
         """Mean of the values of the cases."""
-        return self.resampling.ratio(self.sums(values), self.sizes)
+        return self.resampling.ratio(self.sums(values), self.sizes, self.conversations)
 
     def ece(self, probabilities: Floats, bins: int) -> Estimate:
         """Expected calibration error with bins of equal width."""
@@ -126,7 +131,7 @@ class Cases:
     def ranked(self, scores: Floats) -> Ranked:
         """The cases by rising score, sorted once for all that asks for the order."""
         order = np.argsort(scores)
-        return Ranked(scores[order], Cases(self.resampling, self.groups[order], self.sizes, self.outcomes[order]))
+        return Ranked(scores[order], replace(self, groups=self.groups[order], outcomes=self.outcomes[order]))
 
     def _ece(self, probabilities: Floats, index: Integers, bins: int) -> Estimate:
         gaps = cell_gaps(probabilities, self.outcomes, index, bins, self.groups, self.resampling.count)
@@ -134,7 +139,7 @@ class Cases:
         with np.errstate(invalid="ignore", divide="ignore"):
             draws = np.abs(weights @ gaps).sum(axis=1) / (weights @ self.sizes)
         value = float(np.abs(gaps.sum(axis=0)).sum() / self.sizes.sum())
-        return Estimate(value, draws, self.resampling.conversations)
+        return Estimate(value, draws, self.conversations)
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ class Ranked:
         pairs = (weights @ accepted.sum(axis=1)) * (weights @ rejected.sum(axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
             draws = ((weights @ wins) * weights).sum(axis=1) / pairs
-        return Estimate(value, draws, resampling.conversations)
+        return Estimate(value, draws, self.cases.conversations)
 
 
 def _levels(ranked: Floats) -> Integers:

@@ -48,7 +48,7 @@ ECE_NOISE = 2.0  # standard errors of the paired difference within which two ECE
 LIKELIHOOD_DROP = 1.92  # half the 95 % point of chi-squared with one degree of freedom
 NEIGHBOUR_WEIGHT = 0.5
 FIT_RESAMPLES = 200
-MIN_CONVERSATIONS = 10  # per half, below which a bootstrap over conversations means nothing
+MIN_CONVERSATIONS = 10  # that reach a position, per half; of fewer a bootstrap over conversations means nothing
 
 
 def fit_temperatures(
@@ -57,7 +57,8 @@ def fit_temperatures(
     """Fit one temperature per draft position and judge them on held-out conversations.
 
     Args:
-        records: of one sampling; at least `min_samples` drafts must reach a position in each half for its fit.
+        records: of one sampling; at least `min_samples` drafts of `MIN_CONVERSATIONS` conversations must reach a
+            position in each half for its fit.
         settings: bins, min_samples and seed are used; None: the defaults.
         progress: advanced by one per position; None: nobody watches.
     Returns:
@@ -152,9 +153,10 @@ def _problem(fit: Records, held_out: Records, k: int, needed: int) -> str | None
             f"too few samples: {reached[0]} and {reached[1]} drafts reached it in the two halves, "
             f"{needed} are needed in each"
         )
-    if min(fit.conversations, held_out.conversations) < MIN_CONVERSATIONS:
+    conversations = [half.conversations_among(half.reached[:, k]) for half in (fit, held_out)]
+    if min(conversations) < MIN_CONVERSATIONS:
         reasons.append(
-            f"too few conversations: {fit.conversations} and {held_out.conversations} in the two halves, "
+            f"too few conversations: {conversations[0]} and {conversations[1]} reached it in the two halves, "
             f"{MIN_CONVERSATIONS} are needed in each"
         )
     return ", ".join(reasons) or None
@@ -166,8 +168,9 @@ def _candidate(half: Half, k: int, pooled: Floats, bins: int) -> tuple[float, Fl
     sizes = np.bincount(points.groups, weights=points.size, minlength=sampling.count)
     gaps = np.stack([points.gaps(value, bins) for value in GRID], axis=1)  # [groups, grid, bins]
     errors = np.abs(gaps.sum(axis=0)).sum(axis=1) / sizes.sum()
-    resampled = (sampling.weights @ gaps.reshape(sampling.count, -1)).reshape(-1, GRID.size, bins)
-    draws = np.abs(resampled).sum(axis=2) / (sampling.weights @ sizes)[:, None]  # [resamples, grid]
+    weights = sampling.weights[sampling.weights @ sizes > 0]  # a resample without any of the rows tells nothing
+    resampled = (weights @ gaps.reshape(sampling.count, -1)).reshape(-1, GRID.size, bins)
+    draws = np.abs(resampled).sum(axis=2) / (weights @ sizes)[:, None]  # [resamples, grid]
     best = int(np.argmin(errors))
     noise = (draws - draws[:, [best]]).std(axis=0)
     as_calibrated = errors - errors[best] <= ECE_NOISE * noise
@@ -182,15 +185,11 @@ def _judge(half: Half, k: int, candidate: float, position: PositionFit, bins: in
     """Keep the candidate if the held-out half shows that it helps."""
     if candidate == 1.0:
         return position.model_copy(update={"candidate": 1.0, "fallback": "1 is the best temperature"})
-    own = half.resampling.ratio(*half.log_loss_change(k, candidate))
+    own = half.log_loss_change([k], candidate)
     ece = half.ece_change(k, candidate, bins)
     likelier = own.interval[1] < 0
     if own.value < 0 and not likelier:
-        changes = [half.log_loss_change(j, candidate) for j in range(k + 1)]
-        shared = half.resampling.ratio(
-            np.sum([sums for sums, _ in changes], axis=0), np.sum([sizes for _, sizes in changes], axis=0)
-        )
-        likelier = shared.interval[1] < 0
+        likelier = half.log_loss_change(range(k + 1), candidate).interval[1] < 0
     judged = position.model_copy(
         update={
             "candidate": candidate,

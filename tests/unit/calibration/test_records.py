@@ -63,6 +63,13 @@ def test_conversations_stay_whole_when_split():
     assert sorted(np.concatenate([first.z, second.z])[:, 0]) == sorted(records.z[:, 0])
 
 
+def test_conversations_of_some_rows_are_counted():
+    records = Records(np.zeros((6, 1)), np.zeros((6, 1)), conversation=["b", "a", "c", "b", "a", "d"])
+    assert [len(set(records.conversation_of[[0, 3]])), set(records.conversation_of)] == [1, {0, 1, 2, 3}]
+    assert records.conversations_among(np.array([1, 1, 0, 1, 1, 0], bool)) == 2
+    assert records.conversations_among(np.zeros(6, bool)) == 0
+
+
 def test_the_split_depends_on_ids_and_seed_not_on_the_order_of_rows():
     names = np.array([f"chat-{index % 40}" for index in range(200)])
     order = np.random.default_rng(0).permutation(200)

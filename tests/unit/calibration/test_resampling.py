@@ -65,6 +65,16 @@ def test_statistics_look_at_the_chosen_rows_only(sample):
     assert cases.mean(p[some]).value == pytest.approx(p[some].mean())
 
 
+@pytest.mark.parametrize("most_groups", [200, 6])
+def test_n_counts_the_conversations_that_the_rows_come_from(sample, most_groups):
+    """The first 100 of 20 conversations of 15 rows are of 7 of them, into how few groups they may be gathered."""
+    records, p, _ = sample
+    some = np.arange(300) < 100
+    cases = Resampling.of(records, resamples=10, most_groups=most_groups).cases(some, records.survived[some, 0])
+    area = cases.ranked(p[some]).auroc()
+    assert [one.conversations for one in (cases.mean(p[some]), cases.ece(p[some], 15), area)] == [7, 7, 7]
+
+
 def test_one_outcome_has_no_auroc(sample):
     _, p, resampling = sample
     assert resampling.cases(ALL, np.ones(300, dtype=bool)).ranked(p).auroc() is None
@@ -80,13 +90,19 @@ def test_draws_are_centred_on_the_value_and_cut_to_the_range():
 
 def test_undefined_draws_are_left_out():
     assert Estimate(1.0, np.array([np.nan, 1.0, np.inf]), 3).interval == (1.0, 1.0)
-    assert Estimate(1.0, np.array([np.nan]), 3).interval == (1.0, 1.0)
+
+
+def test_without_a_defined_draw_nothing_is_certain():
+    nothing = Estimate(0.25, np.array([np.nan]), 3)
+    assert nothing.interval == (-np.inf, np.inf)
+    assert nothing.measured(low=0).ci95 == (0, 1)
 
 
 def test_differences_and_means_are_paired_draw_by_draw():
-    a, b = Estimate(3.0, np.array([1.0, 5.0]), 2), Estimate(1.0, np.array([0.0, 4.0]), 2)
+    a, b = Estimate(3.0, np.array([1.0, 5.0]), 2), Estimate(1.0, np.array([0.0, 4.0]), 1)
     assert (a - b).value == 2 and (a - b).draws.tolist() == [1, 1]
     assert mean_of([a, b]).value == 2 and mean_of([a, b]).draws.tolist() == [0.5, 4.5]
+    assert mean_of([b, a]).conversations == 2
 
 
 def test_intervals_of_a_mean_cover_the_truth_as_often_as_they_say():

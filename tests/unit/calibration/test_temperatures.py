@@ -181,6 +181,40 @@ def test_a_single_conversation_cannot_be_judged():
     assert result.calibration.held_out.absent and result.calibration.held_out.mean_ece_before is None
 
 
+def known_to_few(known: set[int]) -> Records:
+    """40 conversations of 400 blocks whose logits are three times too large; position 2 is known of some of them."""
+    generator = np.random.default_rng(0)
+    names = np.repeat(np.arange(40), 400)
+    u = generator.normal(1, 1, (len(names), 2))
+    accepted = np.logical_and.accumulate(generator.random(u.shape) < 1 / (1 + np.exp(-u)), axis=1)
+    valid = np.stack([np.ones(len(names), bool), np.isin(names, list(known))], axis=1)
+    return Records(3 * u, accepted, valid, conversation=names)
+
+
+@pytest.mark.parametrize("each", [1, 9, 10])
+def test_a_position_that_few_conversations_reach_is_not_fitted(each):
+    """However many drafts of these do: what is resampled are conversations, of one there is no interval at all."""
+    halves = [half.conversation.astype(int) for half in known_to_few(set()).split(0)]
+    result = fit_temperatures(known_to_few({int(name) for half in halves for name in np.unique(half)[:each]}))
+    first, second = result.calibration.positions
+    assert first.temperature == pytest.approx(3, rel=0.1) and first.log_loss_change.n == 20
+    if each < 10:
+        assert second.temperature == 1 and second.log_loss_change is None
+        assert f"position 2: too few conversations: {each} and {each} reached it" in result.warnings[0]
+    else:
+        assert second.temperature == pytest.approx(3, rel=0.15)
+        assert (second.log_loss_change.n, second.ece_change.n) == (10, 10) and result.warnings == ()
+
+
+def test_resamples_without_any_row_of_a_position_do_not_decide_on_its_temperature():
+    """Of one conversation in 40, 36 % of the resamples have nothing; the others tell which temperatures are alike."""
+    half = sts.Half.to_fit(known_to_few({7}), 200, 0)
+    half.append(0, 3.0)
+    assert (half.resampling.weights[:, half.resampling.groups[7 * 400]] == 0).any()
+    candidate, _ = sts._candidate(half, 1, np.zeros(sts.GRID.size), 15)
+    assert candidate == pytest.approx(3, rel=0.4)
+
+
 def test_a_fit_that_runs_to_the_edge_of_the_grid_is_judged_like_any_other():
     """Logits without any information: the likelier T grows without end as acceptance is a fair coin.
 
