@@ -13,13 +13,13 @@ Sums over cells of equal logits stand for the slots, so that they add up over ba
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dspark.drafters.heads import ConfidenceHead
+from dspark.errors import StageError
 
 CELLS = 2048  # of logits
 _REACH = 30.0  # logits beyond it are in the outermost cells
@@ -45,14 +45,19 @@ class ConfidenceFit:
 def confidence_sums(logits: Tensor, acceptance: Tensor) -> Tensor:
     """Number of slots, sum of logits and sum of acceptances per cell, float32 [3 * CELLS].
 
+    What is not finite stays so in the sums, for `fit_confidence` to refuse.
+
     Args:
         logits: of the confidence head, [M].
         acceptance: 1 - L1 / 2 of the same slots, [M].
     """
-    z = logits.float().clamp(-_REACH, _REACH)
-    cells = ((z + _REACH) * (CELLS / (2 * _REACH))).long().clamp(max=CELLS - 1)
+    logits = logits.float()
+    z = logits.clamp(-_REACH, _REACH)
+    # NaN is in no cell, and as an integer it would index outside of the sums.
+    cells = ((z.nan_to_num() + _REACH) * (CELLS / (2 * _REACH))).long().clamp(max=CELLS - 1)
     sums = torch.zeros(3, CELLS, device=z.device)
-    for row, values in enumerate((torch.ones_like(z), z, acceptance.float())):
+    seen = torch.where(logits.isfinite(), z, logits)
+    for row, values in enumerate((torch.ones_like(z), seen, acceptance.float())):
         sums[row].index_add_(0, cells, values)
     return sums.flatten()
 
@@ -62,8 +67,16 @@ def fit_confidence(sums: Tensor) -> ConfidenceFit:
 
     Args:
         sums: of `confidence_sums`, added up.
+    Raises:
+        StageError: logits or acceptances were not finite.
     """
     count, total, accepted = sums.double().cpu().view(3, CELLS)
+    for values, name in ((total, "its logits"), (accepted, "the acceptances that it is to state")):
+        if not bool(values.isfinite().all()):
+            raise StageError(
+                f"confidence head: {name} on the dev split are not finite",
+                "lower training.learning_rate, or set training.precision to float32",
+            )
     there = count > 0
     if not bool(there.any()):
         return ConfidenceFit()
@@ -97,8 +110,6 @@ def _newton(z: Tensor, count: Tensor, accepted: Tensor, fit: Tensor, free: tuple
             step = step / 2
         fit = fit - step
         change, lowest = lowest - loss(fit), loss(fit)
-        if not math.isfinite(lowest):
-            raise RuntimeError("the confidence head's logits are not finite")
         if abs(change) <= 1e-12 * max(abs(lowest), 1.0):
             break
     return fit

@@ -136,6 +136,8 @@ def dev_metrics(total: Tensor, gamma: int, *, confidence: bool = True) -> dict[s
         losses; per position j, given that the text's tokens precede it: `greedy_match`, `acceptance` (1 - L1 / 2)
         and `confidence_error` (mean absolute); and `confidence_fit`, the scale and shift of the confidence head's
         logits that this split asks for.
+    Raises:
+        StageError: the confidence head's logits were not finite.
     """
     anchors = max(float(total[7]), 1.0)
     there, match, accept, error = total[8 : 8 + 4 * gamma].cpu().double().view(4, gamma).clone()

@@ -82,7 +82,7 @@ def train(
         SettingsError: the initial drafter has another architecture, or a step does not fit into the read budget.
         DataError: no usable sequences, too few for the mixture, or `work` holds another run's checkpoints.
         PreflightError: processes read different checkpoints.
-        StageError: the loss is not finite.
+        StageError: the gradient is not finite, or the confidence head's logits on the dev split.
         Interrupted: a stop was requested; a checkpoint was written first.
     """
     trainer = Trainer(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark.drafters.heads import ConfidenceHead
+from dspark.errors import StageError
 from dspark.training.confidence import CELLS, ConfidenceFit, confidence_sums, fit_confidence
 
 
@@ -46,6 +47,18 @@ def test_sums_of_parts_add_up():
 
 def test_nothing_seen_changes_nothing():
     assert fit_confidence(torch.zeros(3 * CELLS)) == ConfidenceFit(1.0, 0.0)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("which", "name"), [(0, "its logits"), (1, "the acceptances")])
+def test_one_value_that_is_not_finite_stops_the_stage_by_name(which, name, broken):
+    """Among 1000 slots, and however many sums are added to those it is in."""
+    slots = stated(0.7, -0.8, n=1000)
+    slots[which][417] = broken
+    sums = confidence_sums(*slots) + confidence_sums(*stated(0.7, -0.8, n=1000, seed=3))
+    with pytest.raises(StageError, match=f"confidence head: {name}.* on the dev split are not finite") as caught:
+        fit_confidence(sums)
+    assert "training.learning_rate" in caught.value.hint
 
 
 @pytest.mark.parametrize("accepted", [0.0, 1.0])
