@@ -35,6 +35,7 @@ from dspark.calibration.assessment import Assessor
 from dspark.calibration.half import Half
 from dspark.calibration.joint import descend
 from dspark.calibration.records import Records
+from dspark.calibration.resampling import Estimate
 from dspark.calibration.results import Calibration, Choice, Method, PositionFit, STSResult, reliability_rows
 from dspark.config.models import CalibrationSettings
 from dspark.errors import CalibrationError
@@ -184,24 +185,30 @@ def _candidate(half: Half, k: int, pooled: Floats, bins: int) -> tuple[float, Fl
 def _judge(half: Half, k: int, candidate: float, position: PositionFit, bins: int) -> PositionFit:
     """Keep the candidate if the held-out half shows that it helps."""
     if candidate == 1.0:
-        return position.model_copy(update={"candidate": 1.0, "fallback": "1 is the best temperature"})
+        return _unscaled(position)
     own = half.log_loss_change([k], candidate)
     ece = half.ece_change(k, candidate, bins)
     likelier = own.interval[1] < 0
     if own.value < 0 and not likelier:
         likelier = half.log_loss_change(range(k + 1), candidate).interval[1] < 0
-    judged = position.model_copy(
-        update={
-            "candidate": candidate,
-            "log_loss_change": own.measured(low=-np.inf, high=np.inf),
-            "ece_change": ece.measured(),
-        }
-    )
+    judged = _judged(position, candidate, own, ece)
     if ece.interval[0] > 0:
         return judged.model_copy(update={"fallback": f"held-out ECE is higher at {candidate:.3g}"})
     if not likelier and ece.interval[1] >= 0:
         return judged.model_copy(update={"fallback": f"no held-out evidence that {candidate:.3g} is better than 1"})
     return judged.model_copy(update={"temperature": candidate})
+
+
+def _judged(position: PositionFit, candidate: float, log_loss: Estimate, ece: Estimate) -> PositionFit:
+    """A position with its candidate and what it changes."""
+    changes = {"log_loss_change": log_loss.measured(low=-np.inf, high=np.inf), "ece_change": ece.measured()}
+    return position.model_copy(update={"candidate": candidate, **changes})
+
+
+def _unscaled(position: PositionFit) -> PositionFit:
+    """A position at which no other temperature was found."""
+    unscaled = {"temperature": 1.0, "candidate": 1.0, "fallback": "1 is the best temperature"}
+    return position.model_copy(update=unscaled)
 
 
 def _choose(
@@ -227,21 +234,34 @@ def _choose(
         Choice(method=method, temperatures=tuple(fitted[method].tolist()), mean_ece=error.measured(low=0))
         for method, error in errors.items()
     )
+    dropped: list[str] = []
     if chosen == "identity" and (found != 1).any():
         change = (errors["sts"] - errors["identity"]).measured()
         reason = f"held-out mean ECE does not fall with evidence (change {change})"
         dropped = [f"all temperatures stay 1: {reason}"]
-    else:
-        reason, dropped = "1 is the best temperature", []
+        unscaled = {"temperature": 1.0, "fallback": reason}
+        positions = [one.model_copy(update=unscaled) if one.temperature != 1 else one for one in positions]
+    elif chosen == "joint":
+        positions = _jointly(positions, fitted["joint"], held_out)
+    return chosen, choices, positions, dropped
+
+
+def _jointly(positions: Sequence[PositionFit], temperatures: Floats, held_out: Assessor) -> list[PositionFit]:
+    """The positions by a joint fit, each with what held-out conversations say of it upon the ones before it."""
+    half = Half(held_out.records, held_out.resampling, np.ones(len(held_out.records)))
     settled = []
-    for position, temperature, able in zip(positions, fitted[chosen].tolist(), free, strict=True):
-        changes: dict[str, object] = {"temperature": temperature}
-        if chosen == "joint" and able:
-            changes |= {"candidate": temperature, "fallback": reason if temperature == 1 else None}
-        elif position.temperature != temperature:
-            changes["fallback"] = reason
-        settled.append(position.model_copy(update=changes))
-    return chosen, choices, settled, dropped
+    for k, (position, temperature) in enumerate(zip(positions, temperatures.tolist(), strict=True)):
+        if position.candidate is None:
+            settled.append(position)
+        elif temperature == 1:
+            nothing = {"log_loss_change": None, "ece_change": None}
+            settled.append(_unscaled(position.model_copy(update=nothing)))
+        else:
+            changes = half.log_loss_change([k], temperature), half.ece_change(k, temperature, held_out.bins)
+            judged = _judged(position, temperature, *changes)
+            settled.append(judged.model_copy(update={"temperature": temperature, "fallback": None}))
+        half.append(k, temperature)
+    return settled
 
 
 def _refit(

@@ -66,6 +66,31 @@ def test_a_joint_fit_is_kept_if_held_out_conversations_speak_for_it(simulate, mo
     assert calibration.held_out.mean_ece_change.ci95[1] < 0
 
 
+def test_a_joint_fit_shows_what_held_out_conversations_say_of_its_own_temperatures(simulate, monkeypatch):
+    """About 1.3 is found left to right, 2, 2, 1 and 2 jointly; their changes are worked out from the held-out rows."""
+    joint_ones, records = [2.0, 2.0, 1.0, 2.0], simulate(0, lambda u: 2 * u)
+    monkeypatch.setattr(sts, "_candidate", lambda half, k, pooled, bins: (float(sts.GRID[67]), pooled))
+    monkeypatch.setattr(sts, "descend", lambda *arguments: np.array(joint_ones))
+    calibration = fit_temperatures(records).calibration
+    assert calibration.method == "joint" and calibration.choices[1].temperatures[0] == sts.GRID[67]
+    held_out = records.split(0)[1]
+    for k, position in enumerate(calibration.positions):
+        assert position.candidate == joint_ones[k]
+        if joint_ones[k] == 1:
+            assert position.log_loss_change is None and position.ece_change is None
+            assert position.fallback == "1 is the best temperature"
+            continue
+        reached = np.logical_and.accumulate(np.c_[np.ones(len(held_out), bool), held_out.survived], axis=1)[:, k]
+        stated = np.where(held_out.survived[reached, k], 1, -1) * held_out.z[reached, k]
+        log_loss = np.log1p(np.exp(-stated / joint_ones[k])) - np.log1p(np.exp(-stated))
+        assert position.log_loss_change.value == pytest.approx(log_loss.mean())
+        errors = []
+        for here in (joint_ones[k], 1.0):
+            survival = prefix_survival(held_out.z, [*joint_ones[:k], here, *joint_ones[k + 1 :]])
+            errors.append(ece(survival[:, k], held_out.survived[:, k]))
+        assert position.ece_change.value == pytest.approx(errors[0] - errors[1])
+
+
 @pytest.mark.parametrize("temperatures", [[0.5] * 4, [1.02] * 4])
 def test_a_joint_fit_without_evidence_for_it_is_dropped(simulate, monkeypatch, temperatures):
     forced(monkeypatch, temperatures)
