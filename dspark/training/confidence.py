@@ -3,8 +3,9 @@
 The head learns from the acceptance of drafts on training texts. Where a corpus is seen more than once the drafter knows
 them better than any others, so the head states too much everywhere, by about the same at every position. Sequential
 temperature scaling cannot mend that: sigmoid(z / T) stays on its side of one half. The last two numbers of the head,
-z' = scale * z + shift, are therefore fitted once more, on the dev split, by the head's own loss (Platt scaling with
-the analytic acceptance 1 - L1 / 2 as label), and folded into its weights: engines read a head as before. The split
+z' = scale * z + shift, are therefore fitted once more, on the dev split, by binary cross entropy with the analytic
+acceptance 1 - L1 / 2 as label (Platt scaling), and folded into its weights: engines read a head as before. Every slot
+counts alike, where training weighs early slots more: what is promised of a block is a sum over all of them. The split
 that temperatures are fitted on has no part in it. A departure from DSpark, which trains on a corpus too large to be
 known by heart; no draft and no text changes by it.
 
@@ -63,7 +64,7 @@ def confidence_sums(logits: Tensor, acceptance: Tensor) -> Tensor:
 
 
 def fit_confidence(sums: Tensor) -> ConfidenceFit:
-    """The scale and shift with the least binary cross entropy, by Newton's method; without slots: no change.
+    """The scale and shift with the least binary cross entropy, all slots alike, by Newton's method; none: no change.
 
     Args:
         sums: of `confidence_sums`, added up.

@@ -135,7 +135,7 @@ def dev_metrics(total: Tensor, gamma: int, *, confidence: bool = True) -> dict[s
         `dev_anchor_tau` (greedy) and `dev_anchor_tau_sampled` (analytic, temperature 1), both with the bonus token; the
         losses; per position j, given that the text's tokens precede it: `greedy_match`, `acceptance` (1 - L1 / 2)
         and `confidence_error` (mean absolute); and `confidence_fit`, the scale and shift of the confidence head's
-        logits that this split asks for.
+        logits that this split asks for, every slot alike (the losses weigh early slots more).
     Raises:
         StageError: the confidence head's logits were not finite.
     """
