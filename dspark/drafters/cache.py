@@ -81,12 +81,6 @@ class ContextCache:
         pairs = zip(self.keys, self.values, strict=True)
         return [(keys[:used, :, :longest], values[:used, :, :longest]) for keys, values in pairs], visible
 
-    def select(self, rows: Tensor) -> ContextCache:
-        """A cache of some rows, int64 [n], in that order: sequences that ended are dropped."""
-        return ContextCache(
-            [keys[rows] for keys in self.keys], [values[rows] for values in self.values], self.lengths[rows]
-        )
-
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows in place: row i becomes what row `rows[i]` was; `rows[i] == i` or `rows[i] >= len(rows)`."""
         lengths = self.lengths.tolist()
@@ -117,14 +111,3 @@ class ContextCache:
     def take(self, joining: ContextCache) -> None:
         """Take the rows in that `spare` gave, with what they hold by now."""
         self.lengths = torch.cat([self.lengths, joining.lengths])
-
-    def truncate(self, lengths: Tensor) -> None:
-        """Shorten rows to `lengths`, int64 [B]; never lengthens.
-
-        Raises:
-            SettingsError: if a row is shorter than asked for.
-        """
-        lengths = lengths.to(self.lengths)
-        if bool((lengths > self.lengths).any()) or bool((lengths < 0).any()):
-            raise SettingsError(f"cannot shorten rows of {self.lengths.tolist()} positions to {lengths.tolist()}")
-        self.lengths = lengths

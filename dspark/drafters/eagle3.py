@@ -259,10 +259,6 @@ class ChainCache:
         pairs = ContextCache.empty(drafter.config, rows, capacity, dtype=weight.dtype, device=weight.device)
         return cls(pairs, None)
 
-    def select(self, rows: Tensor) -> ChainCache:
-        """A cache of some rows, int64 [n], in that order."""
-        return ChainCache(self.pairs.select(rows), None if self.waiting is None else self.waiting[rows])
-
     def keep(self, rows: Sequence[int]) -> None:
         """See `ContextCache`."""
         self.pairs.keep(rows)

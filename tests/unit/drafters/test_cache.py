@@ -77,20 +77,6 @@ def test_counts_must_lie_between_zero_and_the_new_positions(make_drafter, sequen
         drafter.extend(drafter.new_cache(2, LENGTH), features[:, :2], torch.tensor(counts))
 
 
-def test_rows_can_be_dropped_and_shortened(make_drafter, sequences):
-    drafter, (features, anchors) = make_drafter(), sequences
-    cache = drafter.new_cache(2, LENGTH)
-    drafter.extend(cache, features, torch.tensor([9, 12]))
-    second = cache.select(torch.tensor([1]))
-    assert second.lengths.tolist() == [12]
-    second.truncate(torch.tensor([7]))
-    expected = one_shot(drafter, features[1:], [7], anchors[1:])
-    assert torch.allclose(drafter.block_from_cache(anchors[1:], second), expected, atol=1e-5)
-    assert cache.lengths.tolist() == [9, 12]
-    with pytest.raises(SettingsError, match="cannot shorten"):
-        cache.truncate(torch.tensor([10, 12]))
-
-
 def test_rubbish_behind_a_row_s_end_is_never_seen(make_drafter, sequences):
     drafter, (features, anchors) = make_drafter(), sequences
     clean, dirty = drafter.new_cache(2, LENGTH), drafter.new_cache(2, LENGTH)

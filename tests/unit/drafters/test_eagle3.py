@@ -128,17 +128,6 @@ def test_rejected_positions_leave_nothing_behind(make_eagle3):
     assert torch.equal(drafted(0.0), drafted(100.0))
 
 
-def test_a_cache_of_some_rows_drafts_as_they_did(make_eagle3):
-    drafter = make_eagle3()
-    features, ids = inputs()
-    cache = drafter.new_cache(ROWS, 32)
-    drafter.extend(cache, features, ids[:, :LENGTH], torch.tensor([4, 7]))
-    anchors = torch.stack([ids[0, 4], ids[1, 7]])[:, None]
-    both = drafter.step(drafter.chains_from_cache(cache), anchors)
-    one = cache.select(torch.tensor([1]))
-    torch.testing.assert_close(drafter.step(drafter.chains_from_cache(one), anchors[1:]), both[1:])
-
-
 def test_a_chain_needs_something_to_start_from(make_eagle3):
     drafter = make_eagle3()
     with pytest.raises(RuntimeError, match="not called"):
