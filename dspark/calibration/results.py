@@ -59,7 +59,8 @@ class Choice(BaseModel):
 class Calibration(BaseModel):
     """The result for one sampling.
 
-    `held_out` assesses the fit half's temperatures on the other half; `temperatures` are those, fitted again on both.
+    `held_out` assesses the fit half's temperatures on the other half, which has not seen their values, but on which it
+    was decided what is kept. `temperatures` are those, fitted again on both.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -19,7 +19,8 @@ two halves, one to fit on, one to decide on. Where we depart from the plain grid
   what then stands until they give evidence of a lower one jointly. Confidences that are noisy rather than overconfident
   gain log-loss by scaling, but hardly ECE.
 - What is kept is fitted again, by the same rule, on both halves together; the held-out figures are those of the fit
-  half's temperatures, which the other half has not seen.
+  half's temperatures. The other half has not seen their values, but what was kept and by which method was decided on
+  it, so the figures are a little on the good side. Those of an evaluation (`expectation`) are of other prompts.
 
 Evidence means: outside a 95 % bootstrap interval over conversations.
 """

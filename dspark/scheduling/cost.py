@@ -62,8 +62,8 @@ class CostCurve(BaseModel):
     does; `linear` the time on the straight line between two probes, for engines that run every size as it is; `ceiling`
     the next probe at or above it, for engines that pad a step to the next captured size, which the probes then are.
     Below the first probe all take its value, above the last one the last value. `max_batch_tokens` is the largest step
-    that the engine runs; schedulers never go beyond it, because past the measurements the curve would promise tokens
-    for nothing.
+    that the engine runs, and schedulers never go beyond it. Past the last probe the curve promises tokens for nothing,
+    as SGLang's does: probe up to `max_batch_tokens`, as profiles do, or set it to the last probe.
 
     Raises:
         CostCurveError: on construction, from values or from a file: no or one probe; tokens that are not whole,
