@@ -1,8 +1,8 @@
 """Where randomness comes from: counter-based draws, one stream per request.
 
-A draw is a pure function of (request seed, draw number), so what a request draws does not depend on its batch, and
-the number only goes up: noise is never used twice, not after a rejection and not after a truncation
-(architecture.md, section 10).
+A draw is a pure function of (request seed, draw number), so a request's numbers do not depend on its batch; what they
+are used for does where a policy lets the batch decide how much is verified (`loop.ContinuousBatch`). The draw number
+only goes up: noise is never used twice, not after a rejection and not after a truncation (architecture.md, section 10).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def decode(
         policy: how much of a block is verified; None: all of it, or plain decoding without a proposer.
         temperature: 0: arg max; otherwise target and drafts are sampled at it.
         truncation: top-k and top-p of what is sampled, of target and drafts alike.
-        seeds: one per prompt, for draws that don't depend on the batch; None: 0, 1, 2, ...
+        seeds: one per prompt, so that nobody's draws are shared (see `ContinuousBatch`); None: 0, 1, 2, ...
         draws: where randomness comes from; None: `CounterDraws(seeds)`.
         precision: of the target's distributions at a temperature above 0.
         batch_size: requests decoded together at most; shorter prompts come first.
@@ -102,7 +102,9 @@ class ContinuousBatch:
     """Requests that are decoded together and join and leave between cycles, on memory that is allocated once.
 
     What a request says depends neither on who else is there nor on when it joined: rows see nothing of each other, and
-    draws are keyed by the request and the number of its draw.
+    draws are keyed by the request and the number of its draw. But a policy that looks at the whole batch (`scheduled`,
+    `scheduled-delayed`) lets the others decide how many drafts are verified, and each of these takes a number: greedy
+    texts stay the same under it, texts at a temperature above 0 become other draws from the same law.
 
     Args:
         target, proposer, policy, temperature, truncation, draws, precision: as in `decode`.

@@ -128,6 +128,20 @@ def test_what_a_request_says_depends_on_nobody_else(llama: Target, drafter, name
     check()
 
 
+@pytest.mark.parametrize("name", ["scheduled", "scheduled-delayed"])
+def test_beside_others_a_scheduler_changes_draws_but_no_greedy_text(llama: Target, name: str):
+    """How many drafts a request verifies, and so which numbers it uses for what, depends on the others: at temperature
+    1 some text is another one, of the same law, as is enumerated elsewhere (test_enumeration.py)."""
+    proposer, arrivals, limits = DRAFTERS["dspark"](llama), [0] * len(PROMPTS), [NEW_TOKENS] * len(PROMPTS)
+    equal = {}
+    for temperature in (0.0, 1.0):
+        options = {"temperature": temperature}
+        beside = served(llama, proposer, policy(name), arrivals, limits, len(PROMPTS), **options)
+        by_itself = alone(llama, proposer, policy(name), **options)
+        equal[temperature] = [beside[request].token_ids == text for request, text in enumerate(by_itself)]
+    assert all(equal[0.0]) and not all(equal[1.0])
+
+
 def endless() -> Target:
     """A target whose texts are as long as they may be."""
     target = tiny_target(40, spread=0.5)
