@@ -146,8 +146,10 @@ def _advice(entry: CertificateEntry, span: Span) -> str:
         return f"at {span.requests} use policy {span.policy}, {_told(span.ratios)}"
     best = _best(entry, span)
     advice = "switch speculation off" if span.decided else "too few rounds were timed to tell whether it pays"
-    reason = f" ({best.arm} at {_requests(best.concurrency)}: {_times(best.ratio)} times plain decoding)" if best else ""
-    return f"at {span.requests} {advice}{reason}"
+    if best is None:
+        return f"at {span.requests} {advice}"
+    told = f"{best.arm} at {_requests(best.concurrency)}: {_times(best.ratio)} times plain decoding"
+    return f"at {span.requests} {advice} ({told})"
 
 
 def _told(ratios: Sequence[AgainstNone]) -> str:

@@ -6,6 +6,7 @@ import datetime
 import shlex
 from collections.abc import Iterator
 
+from dspark.evaluation.rounds import ENOUGH
 from dspark.report.page.against import against
 from dspark.report.page.drafts import acceptance, confidence, training
 from dspark.report.page.evidence import Evidence
@@ -62,7 +63,7 @@ def steps(evidence: Evidence, answer: Verdict) -> Iterator[Step]:
         return
     package = shlex.quote(files.package)
     if files.is_build:
-        yield _in_the_workspace(answer, build)
+        yield _in_the_workspace(evidence, answer, build)
     digest = f" --digest {evidence.digest}" if files.is_build else ""
     yield Step("check every byte of the package", f"dspark package verify {package}{digest}")
     listed = {entry.path for entry in files.manifest.files}
@@ -72,10 +73,13 @@ def steps(evidence: Evidence, answer: Verdict) -> Iterator[Step]:
             yield Step(f"serve it as on {entry.profile}", f"bash {package}/{launch}")
 
 
-def _in_the_workspace(answer: Verdict, build: str) -> Step:
+def _in_the_workspace(evidence: Evidence, answer: Verdict, build: str) -> Step:
     if answer.answer == "deploy":
         return Step("ask the gates, and change nothing yet", f"dspark promote {build} --to production --dry-run")
     if answer.answer == "not known":
+        if any(not item.decided for entry in evidence.entries.values() for item in entry.recommended):
+            enough = f"dspark run --build {build} --set evaluation.throughput_rounds={ENOUGH}"
+            return Step("time enough rounds to tell whether it pays", enough)
         return Step("see which engines can be measured here, and why others cannot", "dspark profiles list")
     return Step("see every setting that could be changed", f"dspark plan --build {build} --settings")
 

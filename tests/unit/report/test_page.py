@@ -377,6 +377,11 @@ def test_the_next_command_follows_from_the_verdict(whole: Path):
     assert tell(in_a_workspace, today=TODAY).steps[0].command == "dspark promote demo --to production --dry-run"
     late = tell(in_a_workspace, today=datetime.date(2030, 1, 1))
     assert (late.verdict.answer, late.steps[0].command) == ("not known", "dspark profiles list")
+    advice = first.entries[fake_build.CPU].recommended
+    few = tuple(one.model_copy(update={"policy": "none", "decided": False}) for one in advice)
+    entry = first.entries[fake_build.CPU].model_copy(update={"recommended": few})
+    unclear = tell(replace(in_a_workspace, entries={fake_build.CPU: entry}), today=TODAY)
+    assert unclear.steps[0].command == "dspark run --build demo --set evaluation.throughput_rounds=12"
     entry = first.entries[fake_build.CPU].model_copy(update={"recommended": ()})
     off = tell(replace(in_a_workspace, entries={fake_build.CPU: entry}), today=TODAY)
     assert off.steps[0].command == "dspark plan --build demo --settings"
