@@ -73,6 +73,7 @@ def mlflow_server(database, tmp_path_factory) -> Iterator[str]:
     options["artifacts-destination"] = folder / "artifacts"
     command = [sys.executable, "-m", "mlflow", "server", *(f"--{key}={value}" for key, value in options.items())]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # four processes that nothing here asks for anything
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
             command,
