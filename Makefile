@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images set it; every process would then compile whatever it imports, from torch to the last module of ours.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-large test test-long test-wheel test-compat test-faults test-services coverage lint bench docs clean help
 .DEFAULT_GOAL := help
