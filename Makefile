@@ -27,13 +27,14 @@ demo: $(INSTALLED) ## the main job: SmolLM2-135M from prompts to a registered pa
 demo-large: $(INSTALLED) ## the same with the larger settings of the README
 	$(BIN)/dspark run --target smollm2-135m --build smollm2-135m-large
 
-# Two workers on two cores: threads that spin while they wait for each other would double the time. Files in their own
-# order: by number of tests the whole builds, few and long, would come last and leave one core idle.
+# One thread each: threads that spin while they wait for each other would double the time. A worker more than two cores:
+# one of them mostly waits for a process or a server. Files in their own order: by number of tests those that start
+# processes, few and long, would come last and leave one core idle.
 test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED) ## all tests, with the coverage floors of each room
 	rm -f .coverage.json
 	$(BIN)/python -m slipcover --json --out .coverage.json \
-		-m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+		-m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory coverage
 
 test-long: export OMP_NUM_THREADS := 1

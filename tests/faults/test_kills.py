@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sandbox import PLACE
-from undisturbed import Undisturbed, copy_of, half_files, model_digest
+from undisturbed import Undisturbed, copy_of, half_files, model_digest, rows_of, works
+
+from dspark.config.stages import STAGES
 
 if TYPE_CHECKING:
     from sandbox import Sandbox
@@ -52,6 +54,34 @@ def test_a_killed_run_completes_to_the_same_model(undisturbed: Undisturbed, tmp_
     listed = sandbox.dspark("registry", "show", "dspark-tiny", "--json")
     assert len(listed.json["versions"]) == 1, described
     assert sandbox.dspark("doctor").code == 0, described
+
+
+def test_kill_9_in_every_stage_costs_no_model(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """One workspace, killed in one stage after the other: what was finished is never done again."""
+    sandbox = copy_of(undisturbed.before, tmp_path / PLACE)
+    killed: list[str] = []
+    for count, stage in enumerate(STAGES):
+        events = tmp_path / f"events-{count}.jsonl"
+        before = set(finished_stages(sandbox))
+        child = sandbox.start("run", "--target", "tiny", "--no-publish", "--events", str(events))
+        while child.poll() is None and not works(events, stage.name):
+            time.sleep(0.02)
+        if kill(sandbox, VICTIMS["all"]):
+            killed.append(stage.name)
+        child.communicate(timeout=60)
+        sandbox.wait_for(lambda: sandbox.processes() == {}, seconds=60)
+        assert not before & ran(events), f"in {stage.name}: done twice"
+    print(f"killed in {killed}")
+    assert {"responses", "features", "train", "package"} <= set(killed)
+    done = sandbox.dspark("run", "--target", "tiny", "--json", timeout=900)
+    assert done.code == 0, done.err
+    assert model_digest(sandbox) == undisturbed.model_digest
+    assert half_files(sandbox) == [] and sandbox.dspark("doctor").code == 0
+
+
+def ran(events: Path) -> set[str]:
+    """Stages that began to work in a run."""
+    return {str(row["stage"]) for row in rows_of(events) if row["event"] in ("start", "progress")}
 
 
 def kill(sandbox: Sandbox, chosen: Callable[[str], bool]) -> int:

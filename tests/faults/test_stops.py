@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sandbox import PLACE
-from undisturbed import Undisturbed, copy_of, half_files, model_digest
+from undisturbed import Undisturbed, copy_of, half_files, model_digest, works
 
 from dspark.config.stages import STAGES
 
@@ -43,12 +41,3 @@ def test_a_stop_in_every_stage_costs_no_model(undisturbed: Undisturbed, tmp_path
     assert done.code == 0, done.err
     assert model_digest(sandbox) == undisturbed.model_digest
     assert sandbox.dspark("doctor").code == 0
-
-
-def works(events: Path, stage: str) -> bool:
-    """The stage has told of its work, or is over."""
-    rows: list[dict[str, Any]] = []
-    if events.is_file():
-        rows = [json.loads(line) for line in events.read_text(encoding="utf-8").split("\n")[:-1]]
-    mine = [row for row in rows if str(row.get("stage", "")).startswith(f"{stage}@")]
-    return any(row["event"] in ("start", "progress", "stage_ended") for row in mine)

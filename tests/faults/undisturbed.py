@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))  # sandbox.py
 
@@ -43,3 +45,16 @@ def half_files(sandbox: Sandbox) -> list[str]:
     work = sandbox.root / ".dspark/work"
     found = (path for path in sandbox.root.rglob("*") if HALF.search(path.name) and not path.is_relative_to(work))
     return [str(path.relative_to(sandbox.root)) for path in found if ".dvc" not in path.parts]
+
+
+def rows_of(events: Path) -> list[dict[str, Any]]:
+    """The whole lines that a run has written by now."""
+    if not events.is_file():
+        return []
+    return [json.loads(line) for line in events.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def works(events: Path, stage: str) -> bool:
+    """The stage has told of its work, or is over."""
+    mine = [row for row in rows_of(events) if str(row.get("stage", "")).startswith(f"{stage}@")]
+    return any(row["event"] in ("start", "progress", "stage_ended") for row in mine)

@@ -82,7 +82,7 @@ def random_prompts(count: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("family", "draft_ids"),
     [
-        ("llama", None),
+        pytest.param("llama", None, marks=pytest.mark.long),
         pytest.param("qwen3", None, marks=pytest.mark.long),
         pytest.param("llama", [*range(3, 278, 3), 278], marks=pytest.mark.long),
         ("qwen3", [*range(4, 280, 2)]),

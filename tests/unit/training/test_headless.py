@@ -84,7 +84,7 @@ def run(target, make_sequences, make_settings):
     return go
 
 
-@pytest.mark.parametrize("reduced", [None, 12])
+@pytest.mark.parametrize("reduced", [None, pytest.param(12, marks=pytest.mark.long)])
 def test_training_learns_a_target_that_counts_and_says_nothing_of_confidences(run, tmp_path, headless, reduced):
     """Every next token is the last one plus one: 1.0 is no draft accepted."""
     config = headless.model_copy(update={"layers": 2, "draft_vocab_size": reduced})

@@ -46,7 +46,7 @@ def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("kind", ["vanilla", "rnn", pytest.param("gated", marks=pytest.mark.long)])
 def test_training_learns_a_target_that_counts(run, tmp_path, config, kind):
     """Every next token is the last one plus one: 1.0 is no draft accepted, 4.0 all three of a whole block."""
     config = config.model_copy(update={"layers": 2, "markov_type": kind})
